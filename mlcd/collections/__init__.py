@@ -1,1 +1,1 @@
-"""The collections: named sets of images that can be searched."""
+"""Collections: named, searchable sets of image embeddings with metadata and thumbnails."""

@@ -1,4 +1,4 @@
-"""The requests of writers, and what each does to the ledger and then to the state in memory."""
+"""Write requests, and the effect of each on the ledger and on the state in memory."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,9 +19,10 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Effect:
-    """A change of one item: it is removed and, where `row` is given, added again with that row.
+    """A change of one item in memory: the item is removed and, unless `row` is None, added again
+    with that row.
 
-    vector: None where the vector stays as it was.
+    vector: None keeps the item's present vector.
     """
 
     id: str
@@ -31,7 +32,7 @@ class Effect:
 
 
 class WrittenItems(Protocol):
-    """The items that a request changes within a transaction; see `Ledger`."""
+    """The interface through which a request changes items in a transaction; see `Ledger`."""
 
     def find(self, item_id: str) -> StoredItem | None: ...
     def vectors(self, rows: Sequence[int], dimension: int) -> Embeddings: ...
@@ -42,7 +43,7 @@ class WrittenItems(Protocol):
 
 @dataclass
 class Change:
-    """A request and its answer: `outcomes` once it is durable, or `error`."""
+    """A request and its result: `outcomes` once it is durable, or `error`."""
 
     request: "WriteRequest"
     outcomes: list[Outcome] = field(default_factory=list)
@@ -54,12 +55,12 @@ class Change:
 class WriteRequest(Protocol):
     @property
     def thumbnails(self) -> Mapping[str, Thumbnail]:
-        """Returns the new pictures of items, by id; the items exist once it is applied."""
+        """Returns new thumbnails by item id; the items exist once the request is applied."""
         ...
 
     @property
     def ids(self) -> Sequence[str]:
-        """Returns the ids of the items that it is about."""
+        """Returns the ids of the items that the request changes."""
         ...
 
     def apply(self, ledger: WrittenItems, dimension: int) -> tuple[list[Outcome], list[Effect]]:
@@ -72,9 +73,9 @@ class WriteRequest(Protocol):
 
 @dataclass(frozen=True)
 class Put:
-    """A request to add or replace items: (id, unit vector [D], metadata as JSON).
+    """A request to add or replace items.
 
-    thumbnails: their pictures, by id.
+    items: (id, unit vector [D], metadata as JSON). thumbnails: by item id.
     """
 
     items: Sequence[tuple[str, Embeddings, str]]
@@ -111,7 +112,7 @@ class Put:
 
 @dataclass(frozen=True)
 class Describe:
-    """A request to replace the metadata of an item that exists."""
+    """A request to replace the metadata of an existing item."""
 
     id: str
     metadata: str
@@ -137,7 +138,7 @@ class Describe:
 
 @dataclass(frozen=True)
 class Delete:
-    """A request to delete items; those that do not exist are `missing`."""
+    """A request to delete items; the outcome of a nonexistent item is `missing`."""
 
     ids: Sequence[str]
     thumbnails: Mapping[str, Thumbnail] = field(default_factory=dict, init=False)
@@ -160,7 +161,7 @@ class Delete:
 def put(items: Sequence[Item], dimension: int) -> Put:
     """Returns the request to add items.
 
-    Raises InvalidInput naming the first that cannot be held.
+    Raises InvalidInput naming the first invalid item.
     """
     encoded = []
     ids: set[str] = set()
@@ -178,17 +179,16 @@ def put(items: Sequence[Item], dimension: int) -> Put:
 
 
 class Transacted(WrittenItems, Protocol):
-    """Items that are changed all or none, as far as their store can."""
+    """Items with transactions, which are atomic if their store can make them so."""
 
     def transaction(self) -> AbstractContextManager[object]: ...
 
 
 def commit(ledger: Transacted, changes: Sequence[Change], dimension: int) -> None:
-    """Writes all changes in one transaction, with one sync of the disk, and gives each its outcomes
-    or its error.
+    """Writes all changes in one transaction, with one sync of the disk, and sets the outcomes or
+    the error of each.
 
-    An error of one change concerns that change only; where the transaction fails, none has
-    happened.
+    NotFound fails only the change that raised it. If the transaction fails, all changes fail.
     """
     try:
         with ledger.transaction():

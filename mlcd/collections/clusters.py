@@ -1,6 +1,6 @@
-"""The clusters of a collection: the nearest center of every item, computed once and kept.
+"""The clusters of a collection: the nearest center of every item, computed once and cached.
 
-    clusters/DIGEST.npz   center and similarity by row of the ledger; DIGEST: that of the centers
+    clusters/DIGEST.npz   center and similarity by row of the ledger; DIGEST names the centers
 
 Shapes: N items, K centers.
 """
@@ -23,9 +23,9 @@ from mlcd.types import Embeddings, Neighbors, cosines
 CLUSTERS: Final = "clusters"
 _ASSIGNED: Final = np.empty(0, np.dtype([("center", "<i4"), ("similarity", "<f4")]))
 _SHOWN_DIGITS: Final = 16
-LEAST_ORDINARY: Final = 20  # images are enough to tell the ordinary distance
+LEAST_ORDINARY: Final = 20  # fewest items for which the ordinary distance is estimated
 
-# nearest(vectors [n, D]) returns the nearest center of each unit row, as [n, 1]
+# nearest(vectors [n, D]) returns the nearest center of each unit row, [n, 1]
 Nearest: TypeAlias = Callable[[Embeddings], Neighbors]
 
 
@@ -33,8 +33,9 @@ Nearest: TypeAlias = Callable[[Embeddings], Neighbors]
 class Clusters:
     """The members of each center among the items of one state of a collection.
 
-    positions: int64 [N], by center, then by similarity descending, then by id. similarities:
-    float32 [N], in this order. starts: int64 [K + 1], where each center's members begin.
+    positions: int64 [N], sorted by center, then by similarity descending, then by id.
+    similarities: float32 [N], in this order. starts: index of each center's first member, int64
+    [K + 1].
     """
 
     searcher: Searcher
@@ -54,18 +55,20 @@ class Clusters:
         return cls(searcher, positions, values["similarity"], starts)
 
     def members(self, center: int) -> slice:
-        """Returns which of the positions are the center's."""
+        """Returns the slice of `positions` that holds the center's members."""
         return slice(int(self.starts[center]), int(self.starts[center + 1]))
 
     def behind(self, center: int, similarity: float, item_id: str) -> int:
-        """Returns the number of the first member behind this one, which may be gone by now."""
+        """Returns the index in `positions` of the first member after the given one, which need not
+        exist any more.
+        """
         part = self.members(center)
-        falling = -self.similarities[part]
-        falling_similarity = -np.float32(similarity)
-        first: int = part.start + int(np.searchsorted(falling, falling_similarity, "left"))
-        last: int = part.start + int(np.searchsorted(falling, falling_similarity, "right"))
-        names = [self.searcher.ids[position] for position in self.positions[first:last].tolist()]
-        return first + bisect_right(names, item_id)
+        negated = -self.similarities[part]  # ascending, for searchsorted
+        negated_similarity = -np.float32(similarity)
+        start: int = part.start + int(np.searchsorted(negated, negated_similarity, "left"))
+        stop: int = part.start + int(np.searchsorted(negated, negated_similarity, "right"))
+        tied_ids = [self.searcher.ids[position] for position in self.positions[start:stop].tolist()]
+        return start + bisect_right(tied_ids, item_id)
 
     @cached_property
     def num_members(self) -> NDArray[np.int64]:
@@ -74,14 +77,14 @@ class Clusters:
 
     @cached_property
     def spread(self) -> NDArray[np.float64]:
-        """Returns the mean of 1 - cosine of each center's members, [K]; NaN where it has none."""
+        """Returns the mean of 1 - cosine over each center's members, [K]; NaN without members."""
         return self._mean(1 - self.similarities.astype(np.float64))
 
     def novelty(self, farthest: NDArray[np.floating] | float) -> NDArray[np.float64]:
         """Returns the share of each center's members with 1 - cosine above `farthest`, [K]; NaN
-        where it is empty.
+        without members.
 
-        farthest: of all centers, or of each, [K].
+        farthest: one distance for all centers, or one per center, [K].
         """
         distances = np.broadcast_to(farthest, len(self.num_members))
         beyond = 1 - self.similarities > np.repeat(distances, self.num_members)
@@ -89,19 +92,22 @@ class Clusters:
 
     @cached_property
     def ordinary_distance(self) -> float | None:
-        """Returns the 95 % quantile of 1 - cosine of all items to their centers; None for a few."""
+        """Returns the 95 % quantile of 1 - cosine between items and their centers; None with fewer
+        than `LEAST_ORDINARY` items.
+        """
         if len(self.similarities) < LEAST_ORDINARY:
             return None
         return float(np.quantile(1 - self.similarities, ORDINARY))
 
     def centers(self) -> NDArray[np.int32]:
-        """Returns the center of each position of the searcher, -1 where it is dead."""
-        centers = np.full(self.searcher.num_positions, -1, dtype=np.int32)
-        numbers = np.arange(len(self.num_members), dtype=np.int32)
-        centers[self.positions] = np.repeat(numbers, self.num_members)
-        return centers
+        """Returns the center of each position of the searcher, -1 for a dead position."""
+        center_of = np.full(self.searcher.num_positions, -1, dtype=np.int32)
+        center_ids = np.arange(len(self.num_members), dtype=np.int32)
+        center_of[self.positions] = np.repeat(center_ids, self.num_members)
+        return center_of
 
     def _mean(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the mean of each center's values, [K]."""
         sums = np.concatenate([[0.0], np.cumsum(values)])[self.starts]
         with np.errstate(invalid="ignore"):
             means: NDArray[np.float64] = np.diff(sums) / self.num_members
@@ -109,20 +115,20 @@ class Clusters:
 
 
 class Assigner:
-    """The keeper of a collection's assignment to the centers that it was asked for last; for one
-    thread at a time.
+    """Caches the assignment of a collection's items to the centers requested last. Not
+    thread-safe.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: that of the collection, in which the assignment is kept; None keeps none."""
+        """folder: folder of the collection, for the cache file; None caches in memory only."""
         self._folder = None if folder is None else folder / CLUSTERS
         self._digest = ""
-        self._assigned = self._written = ByRow.nothing(_ASSIGNED)
+        self._assigned = self._written = ByRow.empty(_ASSIGNED)
 
     def clusters(
         self, searcher: Searcher, digest: str, *, num_centers: int, nearest: Nearest
     ) -> Clusters:
-        """Returns the clusters of a state, and computes those of new items only."""
+        """Returns the clusters of a state; computes only the assignment of new items."""
         if digest != self._digest:
             self._assigned = self._written = self._read(digest)
             self._digest = digest
@@ -138,22 +144,22 @@ class Assigner:
 
     @property
     def is_worth_writing(self) -> bool:
-        """Tells whether more than a tenth of what is known is not in the file."""
-        return 10 * self._written.num_lacking(self._assigned.rows) > len(self._assigned.rows)
+        """Returns whether the file lacks more than a tenth of the assignment."""
+        return 10 * self._written.num_missing(self._assigned.rows) > len(self._assigned.rows)
 
     def write(self) -> None:
-        """Writes the assignment, and removes those to other centers."""
+        """Writes the assignment, and removes the files for other centers."""
         assert self._folder is not None
         path = self._folder / _name_file(self._digest)
         write_by_row(path, self._assigned)
         self._written = self._assigned
-        for path_of_other in path.parent.glob("*.npz"):
-            if path_of_other != path:
-                path_of_other.unlink(missing_ok=True)
+        for other_path in path.parent.glob("*.npz"):
+            if other_path != path:
+                other_path.unlink(missing_ok=True)
 
     def _read(self, digest: str) -> ByRow:
         if self._folder is None:
-            return ByRow.nothing(_ASSIGNED)
+            return ByRow.empty(_ASSIGNED)
         return read_by_row(self._folder / _name_file(digest), _ASSIGNED)
 
 
@@ -162,9 +168,9 @@ def _name_file(digest: str) -> str:
 
 
 def _sort_ties(positions: NDArray[np.int64], values: NDArray[np.void], ids: list[str]) -> None:
-    """Sorts runs of equal center and similarity by id, in place; there are few of them."""
-    same = values[1:] == values[:-1]
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+    """Sorts runs of equal center and similarity by id, in place; such runs are rare."""
+    is_tied = values[1:] == values[:-1]
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_tied, [False]]).astype(np.int8)))
     for first, last in edges.reshape(-1, 2):
         run = positions[first : last + 1]
         run[:] = sorted(run.tolist(), key=ids.__getitem__)

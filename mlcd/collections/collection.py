@@ -2,12 +2,12 @@
 
     items.sqlite       the ledger, source of truth
     index/00000001     the newest generation of the index over it
-    thumbnails.sqlite  pictures of the items, where there are any
-    lock               held by the one process that has the collection open
-                       (see `mlcd.collections.locks`)
+    thumbnails.sqlite  thumbnails of the items, created with the first thumbnail
+    lock               lock of the process that has the collection open: see
+                       `mlcd.collections.locks`
 
-A background thread makes a new generation of the index when much was added or deleted since the
-last.
+A background thread builds a new generation of the index once many items were added or deleted since
+the last one.
 """
 
 import json
@@ -33,7 +33,7 @@ from mlcd.collections.folder import (
     open_folder,
 )
 from mlcd.collections.generation import remove_before
-from mlcd.collections.growth import regrown
+from mlcd.collections.growth import build_growth
 from mlcd.collections.item import Item, check_id, encode_metadata
 from mlcd.collections.locks import LOCK
 from mlcd.collections.open_ledgers import OpenLedgers
@@ -57,9 +57,7 @@ PROMISES: Final = Promises(
 
 
 class Collection:
-    """A collection that `open` opens and `close` closes. Every method may be called from many
-    threads.
-    """
+    """A collection in a folder. All methods are thread-safe."""
 
     def __init__(
         self, path: Path, folder: OpenedFolder, *, background: bool, ledgers: OpenLedgers | None
@@ -90,11 +88,11 @@ class Collection:
         ledgers: OpenLedgers | None = None,
         max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
-        """Creates an empty collection at `path`, complete or not at all.
+        """Creates an empty collection at `path`, atomically.
 
-        recall: the recall that the index has to reach by the lower bound of its interval. source:
-        what the collection was made from. background, ledgers, max_thumbnail_bytes: see `open`.
-        Raises Conflict where something exists at `path`.
+        recall: target for the lower bound of the index's audited recall. source: what the
+        collection was made from. background, ledgers, max_thumbnail_bytes: see `open`. Raises
+        Conflict if `path` exists.
         """
         check_creation(dimension, recall)
         facts = {
@@ -119,16 +117,17 @@ class Collection:
         ledgers: OpenLedgers | None = None,
         max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
-        """Opens the collection at `path`, verifies its index and adds to it what it lacks.
+        """Opens the collection at `path`, verifies its index and loads the items after it.
 
-        background: the index is made again when much has changed; otherwise only by `reindex`.
-        read_only: for searches alone, by any number of processes at a time; this also holds where
-        the folder cannot be written. ledgers: those that its store keeps open; None where its own
-        stays open. max_thumbnail_bytes: above this, items get no thumbnails.
+        background: rebuild the index in the background when many items have changed; False leaves
+        it to `reindex`. read_only: open for searches only, which many processes may do at once;
+        implied if the folder is not writable. ledgers: pool that bounds the store's open ledgers;
+        None keeps this ledger open. max_thumbnail_bytes: total size above which no thumbnail is
+        added.
 
-        Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it
-        open, TooManyOpenFiles. A damaged index is not an error: everything is scanned until it is
-        made again.
+        Raises ArtifactInvalid if the ledger is damaged, Conflict if another process has the
+        collection open, and TooManyOpenFiles. A damaged index is not an error: searches scan all
+        items until it is rebuilt.
         """
         writable = not read_only and all(
             os.access(existing, os.W_OK) or not existing.exists()
@@ -142,15 +141,14 @@ class Collection:
         )
         folder = open_folder(path, thumbnails, writable=writable)
         collection = cls(path, folder, background=background, ledgers=ledgers)
-        collection._was_used()
-        collection._index_where_due()
+        collection._record_use()
+        collection._start_indexing_if_due()
         return collection
 
     def close(self, *, finish: bool = True) -> None:
         """Closes the collection.
 
-        finish: first completes the index that is being made; otherwise it is given up, and made
-        when it is due again.
+        finish: wait for an index that is being built; False cancels it.
         """
         if not finish:
             self._upkeep.abandon()
@@ -166,8 +164,8 @@ class Collection:
             self._ledgers.forget(self)
 
     def rest(self) -> bool:
-        """Closes the ledger until the next change, unless a change is in progress; searches do not
-        need it.
+        """Closes the ledger until the next change; searches do not need it. Returns False if a
+        change is in progress.
         """
         if not self._writes.lock.acquire(blocking=False):
             return False
@@ -187,15 +185,14 @@ class Collection:
         return self.state.num_alive
 
     def check_fingerprint(self, fingerprint: Fingerprint) -> None:
-        """Raises ConfigInvalid where embeddings of this model do not belong in the collection."""
+        """Raises ConfigInvalid if the collection has embeddings of another model."""
         check_model(self.path.name, self.fingerprint, fingerprint)
 
     def add(self, items: Sequence[Item]) -> list[Outcome]:
         """Adds all items or none, and returns `created`, `updated` or `unchanged` for each; durable
         when it returns.
 
-        Raises InvalidInput naming the first item that cannot be held, Unavailable where there is no
-        space.
+        Raises InvalidInput naming the first invalid item, Unavailable if the disk is full.
         """
         return self._submit(put(items, self.dimension))
 
@@ -204,7 +201,7 @@ class Collection:
         return self._submit(Describe(check_id(item_id), encode_metadata(item_id, metadata)))[0]
 
     def delete(self, item_id: str) -> None:
-        """Deletes an item; no search that begins later finds it, not even after a crash. Raises
+        """Deletes an item; no search that starts later finds it, not even after a crash. Raises
         NotFound.
         """
         if self.delete_all([item_id]) == ["missing"]:
@@ -216,28 +213,28 @@ class Collection:
 
     @property
     def state(self) -> Searcher:
-        """Returns the present state, which never changes; another one replaces it."""
+        """Returns the current state, which is immutable; a change replaces it."""
         return self._writes.state
 
     def clusters(self, digest: str, *, num_centers: int, nearest: Nearest) -> Clusters:
-        """Returns the members of each center among all items; only new ones are compared.
+        """Returns the members of each center among all items; compares only new items.
 
-        digest: that of the centers. nearest: see `Nearest`. What was computed is kept beside the
-        collection. Raises Conflict where the collection is closed meanwhile.
+        digest: digest of the centers. nearest: see `Nearest`. The assignment is cached in the
+        folder. Raises Conflict if the collection is closed meanwhile.
         """
         return self._views.clusters(digest, num_centers=num_centers, nearest=nearest)
 
     def layout(self) -> Plane:
-        """Returns a point in the plane for each item; only new ones are placed."""
+        """Returns a point in the plane for each item; places only new items."""
         return self._views.layout()
 
     def thumbnail(self, item_id: str) -> Thumbnail | None:
-        """Returns the item's thumbnail, or None where it has none. Raises NotFound."""
+        """Returns the item's thumbnail, or None if it has none. Raises NotFound."""
         searcher, position = self._position(item_id)
         return self._thumbnails.read(int(searcher.rows[position]))
 
     def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
-        """Returns the thumbnails of those of the items that have one, by id."""
+        """Returns the thumbnails of the items by id, without items that have none."""
         searcher, pictures = self.state, dict[str, Thumbnail]()
         for item_id in item_ids:
             position = searcher.find(item_id)
@@ -249,7 +246,7 @@ class Collection:
         return pictures
 
     def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
-        """Returns the version of each item's thumbnail, or None where it has none."""
+        """Returns the version of each item's thumbnail, None for an item without one."""
         searcher = self.state
         positions = [searcher.find(item_id) for item_id in item_ids]
         present = [position for position in positions if position is not None]
@@ -257,7 +254,7 @@ class Collection:
         return [None if position is None else next(versions) for position in positions]
 
     def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None:
-        """Gives items that exist a picture, in place of an earlier one."""
+        """Sets the thumbnails of existing items; ids of nonexistent items are ignored."""
         self.check_writable()
         with self._writes.exclusively():
             searcher = self.state
@@ -274,20 +271,20 @@ class Collection:
         """Returns the ids of the items without a thumbnail."""
         searcher = self.state
         positions = np.flatnonzero(searcher.alive)
-        lacking = ~np.isin(searcher.rows[positions], self._thumbnails.rows())
-        return [searcher.ids[position] for position in positions[lacking].tolist()]
+        lacks_thumbnail = ~np.isin(searcher.rows[positions], self._thumbnails.rows())
+        return [searcher.ids[position] for position in positions[lacks_thumbnail].tolist()]
 
     def describe_thumbnails(self) -> Stored | None:
-        """Returns the size of the thumbnails, or None where there never were any."""
+        """Returns the size of the thumbnail store, or None if it was never used."""
         return self._thumbnails.describe()
 
     @property
     def takes_thumbnails(self) -> bool:
-        """Tells whether an item that is added now would keep a thumbnail."""
+        """Returns whether thumbnails can be added: writable, and the store is not full."""
         return self.writable and not self._thumbnails.is_full
 
     def get(self, item_id: str) -> Item:
-        """Returns the item as it is kept, with an embedding of norm 1. Raises NotFound."""
+        """Returns the stored item, with an embedding of norm 1. Raises NotFound."""
         searcher, position = self._position(item_id)
         return searcher.item(position)
 
@@ -314,19 +311,18 @@ class Collection:
         threshold: float | None = None,
         exact: bool = False,
     ) -> SearchAnswer:
-        """Returns the items most similar to each query ([Q, D]), best first: min(top, items that
-        the filter leaves).
+        """Returns the `top` items most similar to each query ([Q, D]), best first; fewer if fewer
+        pass the filter and the threshold.
 
-        filter: JSON, see `mlcd.collections.filters`. threshold: the least similarity of a match.
-        exact: compares everything, whatever the index. Raises InvalidInput naming what is wrong
-        with the request.
+        filter: JSON, see `mlcd.collections.filters`. threshold: least similarity of a match. exact:
+        scan all items instead of using the index. Raises InvalidInput naming the invalid argument.
         """
         unit = check_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
         return self.state.search(unit, top, condition=condition, threshold=threshold, exact=exact)
 
     def items(self, num_rows: int = _COPIED_ROWS) -> Iterator[list[Item]]:
-        """Yields all items of one moment, in blocks, without what is written meanwhile."""
+        """Yields all items of the current state in blocks; later writes are not included."""
         yield from self.state.items(num_rows)
 
     def describe(self) -> Description:
@@ -350,59 +346,59 @@ class Collection:
         )
 
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
-        """Makes a new generation of the index over everything, tuned and audited anew; reads and
-        writes go on meanwhile.
+        """Builds, tunes and audits a new generation of the index over all items; reads and writes
+        continue meanwhile.
 
-        advance: is called with the number of further items done, now and then 0; what it raises
-        ends the work, and the index stays as it was.
+        advance: called with the number of items processed since the last call, sometimes 0; raise
+        in it to cancel and keep the present index.
         """
         self.check_writable()
         with self._indexing:
-            self._regrow(advance)
+            self._build_generation(advance)
 
-    def _reindex_where_due(self) -> None:
+    def _reindex_if_due(self) -> None:
         with self._indexing:
-            # another thread may have made it while this one waited
+            # Another thread may have built it while this thread waited for the lock.
             if self._upkeep.is_due(self.state):
-                self._regrow(lambda _: None)
+                self._build_generation(lambda _: None)
 
-    def _regrow(self, advance: Callable[[int], None]) -> None:
-        def go_on(num: int) -> None:
+    def _build_generation(self, advance: Callable[[int], None]) -> None:
+        def check_and_advance(num: int) -> None:
             self._upkeep.check_wanted()
             advance(num)
 
         folder = self.path / GENERATIONS
         before = self.state
-        growth = regrown(
+        growth = build_growth(
             folder,
             before,
             fingerprint=self.fingerprint,
             target=self.recall_target,
             parents=(Parent(**self.source),) if self.source else (),
-            advance=go_on,
+            advance=check_and_advance,
         )
         self._writes.replace(before, growth)
         self._upkeep.record_success()
         remove_before(folder, before.generation.number + 1)
 
     def take_source(self, source: Mapping[str, str]) -> None:
-        """Changes the recorded source, which the next generation of the index states; durable when
-        it returns.
+        """Replaces the recorded source, which the next generation of the index records as its
+        parent; durable when it returns.
         """
         self.check_writable()
         with self._writes.exclusively():
-            self._ledger.state("source", dict(source))
+            self._ledger.set_fact("source", dict(source))
             self.source = dict(source)
 
     def rows(self) -> Rows:
-        """Returns (ids, take) of one moment: take(rows [n]) returns these items' vectors, [n, D]
-        float32.
+        """Returns (ids, take) of the current state: take(indices [n]) returns the vectors of the
+        ids at these indices, [n, D] float32.
         """
         return self.state.list_rows()
 
     def check_vectors(self) -> None:
-        """Reads every item's vector from the ledger, not only those that no index has yet. Raises
-        ArtifactInvalid.
+        """Reads every item's vector from the ledger, also of indexed items. Raises ArtifactInvalid
+        if one is damaged.
         """
         searcher = self.state
         rows = searcher.rows[: searcher.num_positions][searcher.alive]
@@ -411,7 +407,7 @@ class Collection:
                 self._ledger.vectors(rows[start : start + _COPIED_ROWS], self.dimension)
 
     def check_thumbnails(self) -> None:
-        """Reads every thumbnail. Raises ArtifactInvalid where one is damaged."""
+        """Reads every thumbnail. Raises ArtifactInvalid if one is damaged."""
         self._thumbnails.check()
 
     def _position(self, item_id: str) -> tuple[Searcher, int]:
@@ -420,8 +416,8 @@ class Collection:
             position = searcher.position_of.get(check_id(item_id))
             if position is None:
                 raise missing(item_id)
-            # A position beyond this state: a writer is about to replace the state. A dead one: the
-            # writer has replaced it.
+            # If the position is beyond this state, a writer is about to replace the state; if it is
+            # dead, a writer has replaced it. Both need the next state.
             if position < searcher.num_positions and searcher.alive[position]:
                 return searcher, position
 
@@ -430,25 +426,25 @@ class Collection:
         try:
             outcomes = self._writes.submit(request)
         finally:
-            self._was_used()
-        self._index_where_due()
+            self._record_use()
+        self._start_indexing_if_due()
         return outcomes
 
-    def _was_used(self) -> None:
+    def _record_use(self) -> None:
         if self._ledgers is not None:
             self._ledgers.record_use(self)
 
     def check_writable(self) -> None:
-        """Raises Conflict where the collection is open for searches only."""
+        """Raises Conflict if the collection is open for searches only."""
         if not self.writable:
             raise Conflict(
                 f"the collection {self.path.name} is open for searches only",
-                remedy="open it in a folder that can be written, by one process",
+                remedy="open it in a writable folder, by one process",
             )
 
-    def _index_where_due(self) -> None:
+    def _start_indexing_if_due(self) -> None:
         if not self._background or not self.writable or not self._upkeep.is_due(self.state):
             return
         with self._writes.lock:
             if not self._writes.closed:
-                self._upkeep.begin(self._reindex_where_due, lambda: self.state.num_positions)
+                self._upkeep.start(self._reindex_if_due, lambda: self.state.num_positions)

@@ -1,9 +1,8 @@
-"""The metadata of all positions by field, on which filters are evaluated.
+"""The metadata of all positions by field, dictionary-encoded for filters.
 
-A column holds for each position the code of its value, and for each code the value. A condition is
-decided once for each distinct value and then looked up. Positions are only ever appended: a reader
-that looks at the first N of them sees the same whatever a writer does, so neither waits for the
-other.
+A column has a code per position, and a value per code. A filter evaluates a condition once per
+distinct value and looks up the result by code. Positions are only appended, so a reader of the
+first N positions is not affected by a concurrent writer, and neither needs a lock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ _SMALLEST: Final = 1024
 
 
 class Column:
-    """The codes of one field: int32, -1 where a position lacks a comparable value."""
+    """The codes of one field: int32, -1 for a position without a comparable value."""
 
     def __init__(
         self, codes: NDArray[np.int32] | None = None, values: Sequence[tuple[Scalar, ...]] = ()
@@ -43,9 +42,7 @@ class Column:
         self._codes[position] = code
 
     def codes(self, num: int) -> NDArray[np.int32]:
-        """Returns the codes of the first positions, [num]; positions after the last value have
-        none.
-        """
+        """Returns the codes of the first `num` positions, [num], padded with -1."""
         codes = self._codes[:num]
         if len(codes) == num:
             return codes
@@ -59,39 +56,39 @@ class Column:
             self._lists.append(code)
         elif type(value[0]) is float:
             self._numbers[code] = value[0]
-        self._values.append(value)  # last, so that a code that a reader meets is complete
+        self._values.append(value)  # last, so that readers only see complete codes
         self._code_of[key] = code
         return code
 
     @property
     def values(self) -> list[tuple[Scalar, ...]]:
-        """Returns the values of each code: one value, or those of a list."""
+        """Returns the value of each code as a tuple: one scalar, or the scalars of a list."""
         return self._values
 
     def numbers(self, num: int) -> NDArray[np.float64]:
-        """Returns the numbers of the first codes, NaN where a value is a list or no number."""
+        """Returns the numbers of the first `num` codes, NaN for values that are not a number."""
         return self._numbers[:num]
 
     def lists(self, num: int) -> list[int]:
-        """Returns those of the first codes that stand for a list."""
+        """Returns the codes below `num` whose value is a list."""
         return [code for code in self._lists.copy() if code < num]
 
     def code_of(self, value: Scalar) -> int | None:
-        """Returns the code of this one value; None where no item has it."""
+        """Returns the code of a scalar; None if no item has it as its value."""
         return self._code_of.get(((type(value), value),))
 
     def take(self, positions: NDArray[np.int64], num: int) -> "Column":
-        """Returns the column of these positions, out of the first `num`, in this order."""
+        """Returns a column of these positions, all below `num`, in this order."""
         codes = self.codes(num)[positions]
         used = np.unique(codes[codes >= 0])
-        # The last entry is the one that -1 points at.
+        # Code -1 indexes the last entry, which is -1 too.
         renumbered = np.full(int(used[-1]) + 2 if len(used) else 1, _ABSENT, dtype=np.int32)
         renumbered[used] = np.arange(len(used), dtype=np.int32)
         return Column(renumbered[codes], [self._values[code] for code in used])
 
 
 class Columns:
-    """The columns of all fields that an item ever had."""
+    """The columns of all fields, including fields that no item has any more."""
 
     def __init__(self, columns: Mapping[str, Column] | None = None) -> None:
         self._columns: dict[str, Column] = dict(columns or {})
@@ -112,7 +109,7 @@ class Columns:
         return sorted(self._columns.copy())
 
     def take(self, positions: NDArray[np.int64], num: int) -> "Columns":
-        """Returns the columns of these positions, without fields that none of them has."""
+        """Returns the columns of these positions, without fields that none of the positions has."""
         columns = {
             name: column.take(positions, num) for name, column in self._columns.copy().items()
         }
@@ -120,11 +117,12 @@ class Columns:
 
 
 def _key(value: tuple[Scalar, ...]) -> tuple[tuple[type, Scalar], ...]:
-    """Returns a key in which True and 1 differ."""
+    """Returns a key that distinguishes True from 1."""
     return tuple((type(part), part) for part in value)
 
 
 def comparable(value: object) -> tuple[Scalar, ...]:
+    """Returns the scalars of a JSON value or of a list that filters can compare."""
     if isinstance(value, list):
         return tuple(_scalar(part) for part in value if isinstance(part, bool | str | int | float))
     return (_scalar(value),) if isinstance(value, bool | str | int | float) else ()

@@ -1,9 +1,8 @@
-"""The groups of items that are nearly the same, by the cosine of their embeddings.
+"""Groups of near-duplicate items, by the cosine of their embeddings.
 
-Pairs are found cell by cell (`mlcd.clustering.close_pairs`) and joined at once; two numbers are
-kept for each row. Two items are in one group where a chain of pairs above the similarity joins
-them, so the ends of a long chain may be less alike than that. Equal rows are joined without a
-comparison.
+Pairs are searched cell by cell (`mlcd.clustering.close_pairs`) and merged into groups immediately,
+so memory holds only two numbers per row. A chain of pairs above the threshold forms one group, so
+the ends of a long chain may be below it. Equal rows are grouped without a search.
 """
 
 import hashlib
@@ -25,26 +24,26 @@ from mlcd.progress import Meter
 from mlcd.types import Embeddings, cosines
 
 DEFAULT_SIMILARITY: Final = 0.95
-_DIGITS: Final = 6  # float32 holds no more
+_DIGITS: Final = 6  # decimals; float32 has no more
 _BLOCK_ROWS: Final = 4096
-_PAIRS_TOGETHER: Final = 1 << 20
-_NO_COSINE: Final = -2.0  # of a row that no pair has
-_NOTE_S: Final = 10.0  # a killed search does so much again at most
+_BATCH_PAIRS: Final = 1 << 20
+_NO_COSINE: Final = -2.0  # of a row in no pair
+_NOTE_S: Final = 10.0  # between checkpoints; a killed search repeats at most this much
 
 
 @dataclass(frozen=True)
 class Group:
     """A group of near duplicates.
 
-    rows: two or more, ascending, int64 [n]. similarities: that of each row to the most similar
-    other one.
+    rows: two or more rows, ascending, int64 [n]. similarities: cosine of each row and the row most
+    similar to it, [n].
     """
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float32]
 
     def record(self, ids: Sequence[str]) -> dict[str, Any]:
-        """Returns the group in the form that users get. ids: those of all rows."""
+        """Returns the group as users receive it. ids: ids of all rows."""
         similarities = [round(similarity, _DIGITS) for similarity in self.similarities.tolist()]
         return {"ids": [ids[row] for row in self.rows], "similarities": similarities}
 
@@ -59,8 +58,8 @@ def duplicate_groups(
 ) -> list[Group]:
     """Returns all groups of unit rows, ordered by their first row.
 
-    The meter advances by rows, and is called often. note: the file that the search is noted in from
-    time to time, from which it goes on after its process was killed. Raises InvalidInput.
+    similarity: least cosine of a pair. meter: advances by rows; called often. note: checkpoint
+    file, from which the search resumes after its process was killed. Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"the similarity must be a cosine in [-1, 1], got {similarity:g}")
@@ -72,15 +71,16 @@ def duplicate_groups(
     for cell in joined.search_missing(search):
         meter.advance(int(np.diff(search.cells.starts[[joined.num_cells, cell]])[0]))
         joined.num_cells = cell
-        joined.write_now_and_then()
+        joined.write_if_due()
     return distinct.spread(joined.group, joined.best)
 
 
 @dataclass(frozen=True)
 class DistinctRows:
-    """The rows that equal no earlier one.
+    """The rows that do not equal an earlier row.
 
-    rows: their numbers, [M]. first_of: the first row that each of all rows is equal to, [N].
+    rows: indices of the distinct rows, [M]. first_of: for each row, the first row equal to it, [N].
+    take_any: returns the vectors of any rows.
     """
 
     rows: NDArray[np.int64]
@@ -96,11 +96,11 @@ class DistinctRows:
         return len(self.rows)
 
     def take(self, rows: NDArray[np.int64]) -> Embeddings:
-        """Returns the vectors of distinct rows by their number among these."""
+        """Returns vectors by index into the distinct rows."""
         return self.take_any(self.rows[rows])
 
     def groups(self, pairs: ClosePairs) -> list[Group]:
-        """Returns the groups that pairs of distinct rows join, and equal rows."""
+        """Returns the groups formed by pairs of distinct rows and by equal rows."""
         joined = _Joined(
             np.arange(len(self), dtype=np.int64), np.full(len(self), _NO_COSINE, np.float32)
         )
@@ -108,35 +108,35 @@ class DistinctRows:
         return self.spread(joined.group, joined.best)
 
     def spread(self, group: NDArray[np.int64], best: NDArray[np.float32]) -> list[Group]:
-        """Returns the groups of all rows. group, best: of the distinct ones, as in `_Joined`."""
-        number_of = np.searchsorted(self.rows, self.first_of)
-        copies = np.bincount(number_of, minlength=len(self))[number_of] > 1
-        similarities = np.where(copies, np.float32(1), best[number_of])
-        return [Group(rows, similarities[rows]) for rows in _members(group[number_of])]
+        """Returns the groups of all rows. group, best: of the distinct rows, as in `_Joined`."""
+        index_of = np.searchsorted(self.rows, self.first_of)
+        has_equal = np.bincount(index_of, minlength=len(self))[index_of] > 1
+        similarities = np.where(has_equal, np.float32(1), best[index_of])
+        return [Group(rows, similarities[rows]) for rows in _members(group[index_of])]
 
 
 def _equal_rows(num_rows: int, take: Take) -> NDArray[np.int64]:
-    """Returns the first row that each row is equal to, [N]."""
+    """Returns for each row the first row equal to it, [N]."""
     hashes = np.empty(num_rows, np.int64)
     for start in range(0, num_rows, _BLOCK_ROWS):
         stop = min(start + _BLOCK_ROWS, num_rows)
         hashes[start:stop] = [hash(row.tobytes()) for row in take(np.arange(start, stop))]
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    first_of: NDArray[np.int64] = first[inverse].astype(np.int64)
-    later = np.flatnonzero(first_of != np.arange(num_rows))
-    for start in range(0, len(later), _BLOCK_ROWS):
-        block = later[start : start + _BLOCK_ROWS]
+    _, first_rows, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    first_of: NDArray[np.int64] = first_rows[inverse].astype(np.int64)
+    candidates = np.flatnonzero(first_of != np.arange(num_rows))
+    for start in range(0, len(candidates), _BLOCK_ROWS):
+        block = candidates[start : start + _BLOCK_ROWS]
         equal = (take(block) == take(first_of[block])).all(axis=1)
-        first_of[block[~equal]] = block[~equal]  # two rows that share a hash by chance
+        first_of[block[~equal]] = block[~equal]  # a hash collision
     return first_of
 
 
 @dataclass
 class _Joined:
-    """The groups that the pairs of the first cells join.
+    """The groups formed by the pairs of the first `num_cells` cells; can be checkpointed.
 
-    group: [N], the lowest row of each row's group. best: float32 [N], the highest cosine of each
-    row with another. state: what the note is of.
+    group: lowest row of each row's group, [N]. best: highest cosine of each row with another row,
+    float32 [N]. note: checkpoint file. state: identifies the search that the checkpoint belongs to.
     """
 
     group: NDArray[np.int64]
@@ -148,7 +148,7 @@ class _Joined:
 
     @classmethod
     def of(cls, num: int, search: PairSearch, similarity: float, note: Path | None) -> "_Joined":
-        """Returns what the note tells of this very search, or no groups."""
+        """Restores the checkpoint if it belongs to this search; otherwise starts without groups."""
         cells = hashlib.sha256(search.cells.of_row.tobytes()).hexdigest()
         joined = cls(
             np.arange(num, dtype=np.int64),
@@ -170,12 +170,12 @@ class _Joined:
                     self.group, self.best = noted["group"], noted["best"]
                     self.num_cells = int(noted["num_cells"])
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return  # a damaged note is no more than none
+            return  # A damaged checkpoint counts as missing.
 
     def num_rows_before(self, search: PairSearch) -> int:
         return int(search.cells.starts[self.num_cells])
 
-    def write_now_and_then(self) -> None:
+    def write_if_due(self) -> None:
         if self.note is None or time.monotonic() - self.noted_s < _NOTE_S:
             return
         with replacing(self.note) as temporary, temporary.open("wb") as file:
@@ -189,7 +189,7 @@ class _Joined:
         self.noted_s = time.monotonic()
 
     def search_missing(self, search: PairSearch) -> Iterator[int]:
-        """Takes in the pairs of the cells that are missing; yields the number of those searched."""
+        """Adds the pairs of the cells not searched yet; yields the number of searched cells."""
         for cell in range(self.num_cells, search.cells.num_cells):
             for pairs in _gather(search.of_cell(cell)):
                 self.add(pairs)
@@ -203,13 +203,13 @@ class _Joined:
 
 
 def _gather(parts: Iterator[ClosePairs]) -> Iterator[ClosePairs]:
-    """Joins many small parts into few large ones."""
+    """Concatenates small parts into batches of about `_BATCH_PAIRS` pairs."""
     batch: list[ClosePairs] = []
     num = 0
     for part in parts:
         batch.append(part)
         num += len(part.first)
-        if num > _PAIRS_TOGETHER:
+        if num > _BATCH_PAIRS:
             yield ClosePairs.joined(batch)
             batch, num = [], 0
     if num:
@@ -217,25 +217,25 @@ def _gather(parts: Iterator[ClosePairs]) -> Iterator[ClosePairs]:
 
 
 def _join(group: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
-    """Joins the two groups of each pair into one, named by its lowest row.
-
-    Every name points at itself, before and after.
+    """Merges the groups of each pair, in place (union-find). A group is named by its lowest row,
+    so group[group] == group before and after.
     """
     while True:
         first_names, second_names = group[first], group[second]
-        apart = first_names != second_names
-        if not apart.any():
+        differ = first_names != second_names
+        if not differ.any():
             return
         np.minimum.at(
             group,
-            np.maximum(first_names, second_names)[apart],
-            np.minimum(first_names, second_names)[apart],
+            np.maximum(first_names, second_names)[differ],
+            np.minimum(first_names, second_names)[differ],
         )
         while (group[group] != group).any():
             group[:] = group[group]
 
 
 def _members(group: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yields the rows of each group of two or more."""
     order = np.argsort(group, kind="stable")
     _, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
     for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):

@@ -1,4 +1,4 @@
-"""The rows of items as a store behind a URL gave them."""
+"""Rows of items read from a remote store."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ from mlcd.types import Embeddings, cosines
 
 @dataclass(frozen=True)
 class FetchedRows:
-    """Rows of a store. rows: int64 [n]. metadata: JSON. vectors: [n, D] float32."""
+    """Items of a remote store. rows: row numbers, int64 [n]. metadata: JSON. vectors: [n, D]
+    float32.
+    """
 
     rows: NDArray[np.int64]
     ids: list[str]
@@ -26,10 +28,12 @@ class FetchedRows:
         ]
 
     def score(self, query: Embeddings) -> list[FoundItem]:
-        """Returns the rows with our own similarities to a unit query [D], best first."""
+        """Returns the items with their similarity to a unit query [D], computed here in float32;
+        best first, ties by row.
+        """
         scores = self.vectors @ query
         similarities = cosines(scores).tolist()
         return [
-            FoundItem(self.ids[place], similarities[place], self.metadata[place])
-            for place in np.lexsort((self.rows, -scores)).tolist()
+            FoundItem(self.ids[index], similarities[index], self.metadata[index])
+            for index in np.lexsort((self.rows, -scores)).tolist()
         ]

@@ -1,4 +1,4 @@
-"""The filters of a search: conditions on metadata, combined.
+"""Search filters: boolean combinations of conditions on metadata.
 
     {"field": "color", "eq": "red"}                  {"and": [FILTER, …]}
     {"field": "color", "in": ["red", "blue"]}        {"or": [FILTER, …]}
@@ -6,8 +6,8 @@
     {"id": {"in": ["sea/1.png", …]}}
 
 eq and in take strings, numbers and booleans; they match any entry of a list in the metadata. lt,
-le, gt and ge compare numbers with numbers and strings with strings (by code point: dates as ISO
-8601 compare as dates). An item without the field fulfills no condition on it.
+le, gt and ge compare numbers with numbers and strings with strings (by code point, so ISO 8601
+dates compare as dates). An item without the field matches no condition on it.
 """
 
 import operator
@@ -24,7 +24,7 @@ from mlcd.errors import InvalidInput
 
 MAX_DEPTH: Final = 8
 MAX_CONDITIONS: Final = 128
-# values of one `in`
+# of one `in`
 MAX_VALUES: Final = 1024
 MAX_IDS: Final = 10_000
 RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -38,10 +38,10 @@ _EXAMPLE: Final = '{"field": "color", "eq": "red"}'
 
 
 class Known(Protocol):
-    """The items that a filter decides about.
+    """The items to which a filter is applied.
 
-    num_positions: how many there are. columns: their metadata. position_of: the position of an id,
-    here or behind the last of them.
+    num_positions: number of items. columns: metadata of the items. position_of: position of each
+    id; positions from num_positions on belong to later states.
     """
 
     @property
@@ -56,7 +56,7 @@ class Known(Protocol):
 
 class Filter(Protocol):
     def matches(self, items: Known) -> NDArray[np.bool_]:
-        """Returns a mask of the positions that fulfill the filter."""
+        """Returns a mask of the positions that match the filter, bool [num_positions]."""
         ...
 
 
@@ -73,44 +73,44 @@ class Condition:
         if column is None:
             return np.zeros(items.num_positions, dtype=np.bool_)
         codes = column.codes(items.num_positions)
-        matches: NDArray[np.bool_] = self._decide(column)[codes]
+        matches: NDArray[np.bool_] = self._match_codes(column)[codes]
         return matches
 
     def fits(self, value: Scalar) -> bool:
-        """Tells whether one of `values` lies within the bounds, too."""
+        """Returns whether a value is within all bounds."""
         return all(
             type(value) is type(bound) and RANGES[name](value, bound) for name, bound in self.bounds
         )
 
-    def _decide(self, column: Column) -> NDArray[np.bool_]:
-        """Decides the condition for each code; the last entry is that of -1, no value.
+    def _match_codes(self, column: Column) -> NDArray[np.bool_]:
+        """Returns whether each code's value matches; the last entry, of code -1, is False.
 
-        It is vectorized: even a million distinct numbers or names are not looked at in Python one
-        by one.
+        Vectorized for `values` and for numeric bounds: a million distinct values need no Python
+        loop.
         """
         num = len(column.values)
-        decided = np.zeros(num + 1, dtype=np.bool_)
+        matches = np.zeros(num + 1, dtype=np.bool_)
         if self.values is not None:
             codes = (column.code_of(value) for _, value in self.values)
-            looked_at = [code for code in codes if code is not None and code < num]
+            codes_to_check = [code for code in codes if code is not None and code < num]
         elif all(type(bound) is float for _, bound in self.bounds):
             numbers = column.numbers(num)
-            within = ~np.isnan(numbers)
+            is_within = ~np.isnan(numbers)
             for name, bound in self.bounds:
-                within &= RANGES[name](numbers, bound)
-            decided[:num] = within
-            looked_at = []
+                is_within &= RANGES[name](numbers, bound)
+            matches[:num] = is_within
+            codes_to_check = []
         else:
-            decided[:num] = [self._holds(value) for value in column.values[:num]]
-            return decided
-        for code in (*looked_at, *column.lists(num)):
-            decided[code] = self._holds(column.values[code])
-        return decided
+            matches[:num] = [self._matches_any(value) for value in column.values[:num]]
+            return matches
+        for code in (*codes_to_check, *column.lists(num)):
+            matches[code] = self._matches_any(column.values[code])
+        return matches
 
-    def _holds(self, value: tuple[Scalar, ...]) -> bool:
-        return any(self._holds_for(part) for part in value)
+    def _matches_any(self, value: tuple[Scalar, ...]) -> bool:
+        return any(self._matches_scalar(part) for part in value)
 
-    def _holds_for(self, part: Scalar) -> bool:
+    def _matches_scalar(self, part: Scalar) -> bool:
         if self.values is not None and (type(part), part) not in self.values:
             return False
         return all(
@@ -120,7 +120,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class OneOf:
-    """A condition: the item has one of these ids; those of no item match nothing."""
+    """A condition: the item has one of these ids. Ids of no item are ignored."""
 
     ids: tuple[str, ...]
 
@@ -142,7 +142,7 @@ class Not:
 
 @dataclass(frozen=True)
 class Both:
-    """A combination of filters; all: every part must hold; otherwise any."""
+    """A combination of filters. all: every part must match; otherwise at least one."""
 
     parts: tuple[Filter, ...]
     all: bool
@@ -156,14 +156,16 @@ class Both:
 
 
 def parse_filter(content: object) -> Filter:
-    """Parses a filter from its JSON.
+    """Parses a filter from JSON values.
 
-    Raises InvalidInput naming what is wrong, and quoting no more of the filter than a name.
+    Raises InvalidInput naming what is invalid; it quotes only names, never values of the filter.
     """
     return _Parser().parse(content, 1)
 
 
 class _Parser:
+    """Parses one filter, and limits its depth and number of conditions."""
+
     def __init__(self) -> None:
         self._num_conditions = 0
 
@@ -178,7 +180,7 @@ class _Parser:
             if name in content:
                 if len(content) > 1:
                     raise InvalidInput(
-                        f"the filter has something beside {name!r}",
+                        f"{name!r} of the filter must be the only key of its object",
                         remedy="combine them with 'and'",
                     )
                 if name == "id":

@@ -1,4 +1,4 @@
-"""The folder of a collection: made empty, and opened with all that it holds."""
+"""Creates the folder of an empty collection, and opens the folder of an existing one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _COPIED_ROWS: Final = 8192
 class OpenedFolder:
     """An open folder.
 
-    facts: those that the collection is pinned to. damaged: its index was, and is left out.
+    facts: fixed properties of the collection. damaged: the index was damaged and is not used.
     """
 
     ledger: Ledger
@@ -39,13 +39,13 @@ class OpenedFolder:
 
 
 def make_folder(path: Path, facts: Mapping[str, Any]) -> None:
-    """Makes the folder of an empty collection, complete or not at all.
+    """Creates the folder of an empty collection, atomically.
 
-    Raises Conflict where something exists at `path`.
+    Raises Conflict if `path` exists.
     """
     if path.exists():
         raise Conflict(f"{path} exists", remedy="give another name, or delete it first")
-    if lacks_open_files():  # before anything exists that could not be removed either
+    if lacks_open_files():  # checked first: without descriptors, a draft could not be removed
         raise too_many_files()
     with translate_os_errors(path):
         try:
@@ -56,7 +56,7 @@ def make_folder(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def write_empty(path: Path, facts: Mapping[str, Any]) -> None:
-    """Writes an empty collection, published by one rename."""
+    """Writes an empty collection and publishes it by one rename."""
     with replacing(path) as draft:
         draft.mkdir(parents=True)
         Ledger.create(draft / LEDGER, facts).rest()
@@ -65,9 +65,9 @@ def write_empty(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def open_folder(path: Path, thumbnails: ThumbnailStore, *, writable: bool) -> OpenedFolder:
-    """Locks the folder, verifies its index and adds to it what it lacks.
+    """Locks the folder, verifies its index and loads the items of the ledger.
 
-    Raises what `Collection.open` raises.
+    Raises the errors of `Collection.open`.
     """
     lock = lock_collection(path, writable=writable)
     ledger: Ledger | None = None
@@ -91,19 +91,20 @@ def open_folder(path: Path, thumbnails: ThumbnailStore, *, writable: bool) -> Op
 
 
 def _replay(ledger: Ledger, growth: Growth, rows: NDArray[np.int64], dimension: int) -> None:
-    """Takes in the ledger's items: those in the index at their positions, the others
-    behind them.
+    """Loads the ledger's items: indexed items at their positions, others appended after them.
+
+    rows: rows of the index, by position.
     """
     position_of = {row: position for position, row in enumerate(rows.tolist())}
-    waiting = []
+    unindexed = []
     for item in ledger.items():
         position = position_of.get(item.row)
         if position is not None:
             growth.revive(position, item)
         else:
-            waiting.append(item)
-    for start in range(0, len(waiting), _COPIED_ROWS):
-        part = waiting[start : start + _COPIED_ROWS]
+            unindexed.append(item)
+    for start in range(0, len(unindexed), _COPIED_ROWS):
+        part = unindexed[start : start + _COPIED_ROWS]
         for item, vector in zip(
             part, ledger.vectors([item.row for item in part], dimension), strict=True
         ):

@@ -1,8 +1,8 @@
-"""The index of a collection on disk: a finished artifact, made again and again, never changed.
+"""The index of a collection on disk: an immutable artifact; each rebuild writes a new generation.
 
 rows.npy       int64 [N]: the ledger's row numbers, by position
-vectors.npy    float32 [N, D]: the vectors, mapped and not read; scans and scores use them
-index.faiss    where there are enough rows for an index
+vectors.npy    float32 [N, D]: the vectors, memory-mapped, for scans and rescoring
+index.faiss    only with enough rows for an index
 """
 
 import re
@@ -33,7 +33,7 @@ _NUMBERED: Final = re.compile(r"[0-9]{8}")
 class Generation:
     """One generation of the index.
 
-    rows: int64 [N]. vectors: float32 [N, D]. tuned: the index over them, by position.
+    rows: int64 [N]. vectors: float32 [N, D]. tuned: the index, whose ids are positions.
     """
 
     number: int
@@ -42,8 +42,8 @@ class Generation:
     tuned: Tuned
 
 
-def nothing(dimension: int) -> Generation:
-    """Returns the empty generation, with which a collection begins or replaces a damaged index."""
+def empty_generation(dimension: int) -> Generation:
+    """Returns generation 0, which has no rows, of a new collection."""
     empty = np.empty((0, dimension), dtype=np.float32)
     return Generation(0, np.empty(0, dtype=np.int64), empty, Tuned("flat", None, None, None))
 
@@ -60,11 +60,10 @@ def write_generation(
     parents: tuple[Parent, ...] = (),
     advance: Callable[[int], None] = lambda _: None,
 ) -> Generation:
-    """Indexes the vectors of `blocks`, given in random order, publishes all of it by one rename and
-    opens it.
+    """Builds the index of the vectors, publishes the generation by one rename, and opens it.
 
-    advance: is called with the number of further rows done, 0 at other steps; what it raises ends
-    the work.
+    rows: row numbers, int64 [N]. blocks: their vectors, in the same, random, order. target: target
+    recall. advance: see `mlcd.indexes.tuning.tune`.
     """
     request = Request(KIND, {"generation": number, "recall": target}, parents, fingerprint)
     out = folder / f"{number:08d}"
@@ -73,7 +72,7 @@ def write_generation(
         with draft.write(ROWS) as path, path.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
         with draft.write(VECTORS) as path:
-            _write_vectors(path, _check_between_blocks(blocks, advance), (len(rows), dimension))
+            _write_vectors(path, _advance_per_block(blocks, advance), (len(rows), dimension))
         vectors = _map_vectors(draft.path / VECTORS)
         tuned = tune(vectors, target, advance=advance)
         if tuned.index is not None:
@@ -91,7 +90,7 @@ def write_generation(
 
 
 def newest_number(folder: Path) -> int | None:
-    """Returns the number of the newest generation; None where there is none."""
+    """Returns the number of the newest generation; None if there is none."""
     return max(
         (int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)),
         default=None,
@@ -101,35 +100,36 @@ def newest_number(folder: Path) -> int | None:
 def open_newest(
     folder: Path, *, dimension: int, fingerprint: Fingerprint
 ) -> tuple[Generation, bool]:
-    """Returns the newest generation that is whole, and whether a newer one was damaged; every byte
-    is checked.
+    """Returns the newest generation, and whether it was damaged and is replaced by an empty one.
+    Every byte is verified.
     """
     number = newest_number(folder)
     if number is None:
-        return nothing(dimension), False
+        return empty_generation(dimension), False
     try:
         return _open(folder / f"{number:08d}", number, dimension, fingerprint), False
     except ArtifactInvalid:
-        # An older one would be right, too, but it would save only seconds, and is not worth a
+        # An older generation would be correct too, but it would save only seconds: not worth a
         # second path to test.
-        empty = nothing(dimension)
+        empty = empty_generation(dimension)
         return Generation(number, empty.rows, empty.vectors, empty.tuned), True
 
 
 def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> Generation:
     artifact = open_artifact(path, KIND)
     if artifact.fingerprint != fingerprint:
-        raise ArtifactInvalid(f"{path} is of another model")
-    rows, vectors = (
-        np.load(artifact.file(ROWS), allow_pickle=False),
-        _map_vectors(artifact.file(VECTORS)),
-    )
+        raise ArtifactInvalid(f"{path} was made for another model")
+    rows = np.load(artifact.file(ROWS), allow_pickle=False)
+    vectors = _map_vectors(artifact.file(VECTORS))
     if vectors.shape != (len(rows), dimension):
-        raise ArtifactInvalid(f"{path} has {len(rows)} rows and vectors {list(vectors.shape)}")
+        raise ArtifactInvalid(
+            f"the vectors of {path} must have shape {[len(rows), dimension]}, got"
+            f" {list(vectors.shape)}"
+        )
     facts = artifact.summary
     index = None
     if facts["kind"] != "flat":
-        from mlcd.indexes.faiss import FaissIndex  # a flat collection does without
+        from mlcd.indexes.faiss import FaissIndex  # a flat collection does not need faiss
 
         index = FaissIndex.read(artifact.file(INDEX))
     recall = Recall(**facts["recall"]) if facts["recall"] else None
@@ -142,16 +142,16 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
 
 
 def remove_before(folder: Path, number: int) -> None:
-    """Removes older generations and the remains of killed processes.
+    """Removes all generations but `number`, and the leftovers of killed processes.
 
-    A process that has one mapped keeps it until its last reader ends.
+    The memory map of a removed generation stays valid until its last reader ends.
     """
     for path in folder.glob("*"):
         if path.name != f"{number:08d}":
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _check_between_blocks(
+def _advance_per_block(
     blocks: Iterator[Embeddings], advance: Callable[[int], None]
 ) -> Iterator[Embeddings]:
     for block in blocks:
@@ -168,9 +168,7 @@ def _write_vectors(path: Path, blocks: Iterator[Embeddings], shape: tuple[int, i
 
 
 def _map_vectors(path: Path) -> Embeddings:
-    """Maps the vectors of a file that `_write_vectors` made, without a descriptor; numpy's maps
-    keep one each.
-    """
+    """Maps a file of `_write_vectors` without keeping a file descriptor open, unlike np.memmap."""
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)

@@ -1,6 +1,4 @@
-"""The state that one writer grows and readers hold: buffers that are appended to behind what is
-shared.
-"""
+"""The growing buffers of a collection's state: one writer appends beyond what readers share."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -24,8 +22,8 @@ _COPIED_ROWS: Final = 8192
 
 
 class Growth:
-    """The buffers of which a `Searcher` shows a part, for one thread at a time; readers only see
-    finished searchers.
+    """The writer's buffers; each `Searcher` is a view of a prefix of them. Not thread-safe:
+    readers use only finished searchers.
     """
 
     def __init__(self, generation: Generation, dimension: int) -> None:
@@ -50,9 +48,9 @@ class Growth:
         if index == len(self._delta):
             self._delta = np.concatenate([self._delta, np.empty_like(self._delta)])
         if position == len(self._alive):
-            more = max(_SMALLEST, position)
-            self._alive = np.concatenate([self._alive, np.zeros(more, dtype=np.bool_)])
-            self._rows = np.concatenate([self._rows, np.full(more, _DEAD, dtype=np.int64)])
+            num_new = max(_SMALLEST, position)
+            self._alive = np.concatenate([self._alive, np.zeros(num_new, dtype=np.bool_)])
+            self._rows = np.concatenate([self._rows, np.full(num_new, _DEAD, dtype=np.int64)])
         self._delta[index], self._rows[position] = vector, row
         self._ids.append(item_id)
         self._metadata.append(metadata)
@@ -72,19 +70,19 @@ class Growth:
         self._num_alive -= 1
 
     def apply(self, effects: Iterable[Effect]) -> list[int]:
-        """Applies the effects and returns the ledger's rows that are free now."""
+        """Applies the effects, and returns the rows of the ledger that they removed."""
         freed_rows = []
         for effect in effects:
-            old = self._position_of.get(effect.id)
+            position = self._position_of.get(effect.id)
             vector = effect.vector
             if vector is None and effect.row is not None:
-                assert old is not None
-                vector = self._vector(old)
-            if old is not None:
-                self._alive[old] = False
+                assert position is not None
+                vector = self._vector(position)
+            if position is not None:
+                self._alive[position] = False
                 self._num_alive -= 1
-                if self._rows[old] != effect.row:
-                    freed_rows.append(int(self._rows[old]))
+                if self._rows[position] != effect.row:
+                    freed_rows.append(int(self._rows[position]))
             if effect.row is None:
                 self._position_of.pop(effect.id, None)
             else:
@@ -93,7 +91,7 @@ class Growth:
         return freed_rows
 
     def row_of(self, item_id: str) -> int:
-        """Returns the ledger's row of an item that exists."""
+        """Returns the ledger's row of an existing item."""
         return int(self._rows[self._position_of[item_id]])
 
     def _vector(self, position: int) -> Embeddings:
@@ -110,8 +108,8 @@ class Growth:
         return np.sort(self._rows[: self._num][self._alive[: self._num]])
 
     def searcher(self) -> Searcher:
-        """Returns the state as it is now; `alive` is a copy, the rest is shared and only appended
-        to.
+        """Returns the current state. It has a copy of `alive`, and shares the other buffers, which
+        are only appended to.
         """
         return Searcher(
             generation=self._generation,
@@ -126,8 +124,8 @@ class Growth:
         )
 
     def take_over(self, before: Searcher, order: NDArray[np.int64]) -> None:
-        """Takes over the positions `order` of `before`, all alive, for a new generation that holds
-        them.
+        """Copies the items at the positions `order` of `before`, all alive, as the items of this
+        growth's generation, in this order.
         """
         num = len(order)
         self._ids = [before.ids[position] for position in order.tolist()]
@@ -138,16 +136,18 @@ class Growth:
         self._columns = before.columns.take(order, before.num_positions)
 
     def catch_up(self, before: Searcher, now: Searcher) -> None:
-        """Applies what happened to `before` while the new generation was made of it."""
+        """Applies the changes from `before` to `now`, made while the generation was built from
+        `before`.
+        """
         num = before.num_positions
         for position in np.flatnonzero(before.alive & ~now.alive[:num]).tolist():
             self.kill(before.ids[position])
-        tail = np.flatnonzero(now.alive[num:]) + num
-        for position, vector in zip(tail.tolist(), now.vectors(tail), strict=True):
+        added = np.flatnonzero(now.alive[num:]) + num
+        for position, vector in zip(added.tolist(), now.vectors(added), strict=True):
             self.append(now.ids[position], int(now.rows[position]), vector, now.metadata[position])
 
 
-def regrown(
+def build_growth(
     folder: Path,
     before: Searcher,
     *,
@@ -156,9 +156,8 @@ def regrown(
     parents: tuple[Parent, ...],
     advance: Callable[[int], None],
 ) -> Growth:
-    """Makes a new generation of the index of all items of a state, and returns the growth on it.
-
-    The arguments are those of `write_generation`.
+    """Builds a new generation of the index from all items of the state `before`, and returns a
+    growth that continues it. Other arguments: see `write_generation`.
     """
     alive = np.flatnonzero(before.alive)
     order = alive[np.random.default_rng(before.generation.number).permutation(len(alive))]

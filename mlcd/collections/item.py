@@ -1,7 +1,7 @@
-"""The items of a collection and the checks that they have to pass.
+"""The items of a collection, and the checks of ids, embeddings and metadata.
 
 Item       an item to add: id, embedding, metadata
-FoundItem  an item found: id, similarity, metadata
+FoundItem  a search result: id, similarity, metadata
 """
 
 import json
@@ -19,25 +19,25 @@ from mlcd.errors import InvalidInput
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
 
-# A JSON object. Filters can use strings, finite numbers, booleans and lists of these; the rest is
-# only kept.
+# A JSON object. Filters use strings, finite numbers, booleans and lists of these; other values are
+# stored only.
 Metadata = Mapping[str, Any]
 
 MAX_ID_BYTES: Final = 1024
 MAX_METADATA_BYTES: Final = 16_384
 MAX_FIELDS: Final = 128
 MAX_FIELD_BYTES: Final = 128
-# Larger integers are not exact in float64, in which JSON readers and our comparisons hold numbers.
+# Larger integers are not exact in float64, which JSON readers and our comparisons use.
 EXACT_INTEGER: Final = 2**53
-_DOTS: Final = frozenset({".", ".."})  # RFC 3986, 5.2.4; escaped, too
-# Unicode's control characters, and the two others that end a line for some readers
+_DOTS: Final = frozenset({".", ".."})  # RFC 3986, 5.2.4: removed from URLs, even percent-encoded
+# Unicode's control characters, and the two other characters that some readers treat as a line break
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_DEPTH: Final = 8
-# A name may not end in `.partial`, because drafts do, which lie beside what they become.
+# A name may not end in `.partial`: the draft of NAME is the folder NAME.partial beside it.
 _NAME: Final = re.compile(r"(?!.*\.partial$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHOWN: Final = 80
-# A vector whose norm is this near to 1 is kept bit by bit, so that an item that was read can be
-# added again unchanged.
+# A vector with |norm - 1| up to this is stored bit for bit, so that adding an item that was read
+# leaves it unchanged.
 _UNIT_ROUNDING: Final = 1e-6
 
 
@@ -45,8 +45,8 @@ _UNIT_ROUNDING: Final = 1e-6
 class Item:
     """An item to add.
 
-    embedding: [D], of any length but 0; its direction is kept. metadata: see `Metadata`. thumbnail:
-    the picture that shows it; None leaves the picture as it is, where the embedding is the same.
+    embedding: [D], with a nonzero norm; stored with norm 1. metadata: see `Metadata`. thumbnail:
+    None keeps the stored thumbnail if the embedding is unchanged.
     """
 
     id: str
@@ -57,10 +57,10 @@ class Item:
 
 @dataclass(frozen=True)
 class FoundItem:
-    """An item that a search found.
+    """A search result.
 
-    similarity: the cosine, computed in float32 whichever index found the item. metadata_json: as it
-    is kept, in ASCII; a caller that only passes it on need not parse it.
+    similarity: cosine, computed in float32 for every kind of index. metadata_json: stored ASCII
+    JSON, so that a caller that only passes it on need not parse it.
     """
 
     id: str
@@ -74,12 +74,12 @@ class FoundItem:
 
 
 def is_name(name: str) -> bool:
-    """Tells whether a name is valid for a collection: it becomes a folder and a part of a URL."""
+    """Returns whether a name is valid for a collection: it names a folder and is part of URLs."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_name(name: object) -> str:
-    """Returns `name` where it is valid for a collection. Raises InvalidInput."""
+    """Returns `name` if it is valid for a collection. Raises InvalidInput."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(
             f"{_shorten(name)} cannot name a collection",
@@ -90,7 +90,7 @@ def check_name(name: object) -> str:
 
 
 def check_id(item_id: object) -> str:
-    """Returns `item_id` where it is valid for an item. Raises InvalidInput."""
+    """Returns `item_id` if it is valid for an item. Raises InvalidInput."""
     if not isinstance(item_id, str) or not item_id:
         raise InvalidInput("each item needs an id", remedy="ids are strings of 1 to 1,024 bytes")
     try:
@@ -106,14 +106,13 @@ def check_id(item_id: object) -> str:
 
 
 def check_new_id(item_id: object) -> str:
-    """Returns `item_id` where a new item may have it, because a URL and a line can contain it.
-    Raises InvalidInput.
+    """Returns `item_id` if a new item may have it: it must fit in a URL and in one line. Raises
+    InvalidInput.
     """
     item_id = check_id(item_id)
     if item_id in _DOTS:
         raise InvalidInput(
-            f"an item cannot have the id {item_id!r}: clients take it out of a URL as a step in a"
-            " path",
+            f"an item cannot have the id {item_id!r}: clients remove this path segment from URLs",
             remedy="give it another id",
         )
     if (control := _CONTROL.search(item_id)) is not None:
@@ -125,9 +124,7 @@ def check_new_id(item_id: object) -> str:
 
 
 def unit_embedding(item_id: str, embedding: NDArray[np.floating], dimension: int) -> Embeddings:
-    """Returns the direction of an embedding, [D] float32 of norm 1. Raises InvalidInput naming the
-    item.
-    """
+    """Returns the embedding scaled to norm 1, [D] float32. Raises InvalidInput naming the item."""
     vector = np.asarray(embedding)
     if vector.shape != (dimension,) or vector.dtype.kind not in "fiu":
         raise InvalidInput(
@@ -151,12 +148,12 @@ def encode_metadata(item_id: str, metadata: object) -> str:
     """Returns canonical JSON: equal metadata give equal strings. Raises InvalidInput naming item
     and field.
     """
-    of = f"the metadata of {_shorten(item_id)}"
+    subject = f"the metadata of {_shorten(item_id)}"
     if not isinstance(metadata, Mapping):
-        raise InvalidInput(f"{of} are not a JSON object")
+        raise InvalidInput(f"{subject} are not a JSON object")
     if len(metadata) > MAX_FIELDS:
         raise InvalidInput(
-            f"{of} have {len(metadata)} fields", remedy=f"at most {MAX_FIELDS} are possible"
+            f"{subject} have {len(metadata)} fields", remedy=f"at most {MAX_FIELDS} are possible"
         )
     for name, value in metadata.items():
         if (
@@ -164,22 +161,24 @@ def encode_metadata(item_id: str, metadata: object) -> str:
             or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES
         ):
             raise InvalidInput(
-                f"{of} have a field that cannot be used",
+                f"{subject} have a field that cannot be used",
                 remedy="names are strings of 1 to 128 bytes",
             )
-        _check_value(value, f"field {_shorten(name)} of {of}", 1)
+        _check_value(value, f"field {_shorten(name)} of {subject}", 1)
     text = json.dumps(
         dict(metadata), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )
     if len(text) > MAX_METADATA_BYTES:
         raise InvalidInput(
-            f"{of} are too long", remedy=f"at most {MAX_METADATA_BYTES} bytes of JSON"
+            f"{subject} are too long", remedy=f"at most {MAX_METADATA_BYTES} bytes of JSON"
         )
     return text
 
 
 def is_exact(number: float) -> bool:
-    """Tells whether all JSON readers hold this number, a finite one, as it was written."""
+    """Returns whether all JSON readers read the number exactly: finite, and an integer only within
+    ±2^53.
+    """
     if isinstance(number, int):
         return abs(number) <= EXACT_INTEGER
     return math.isfinite(number)
@@ -203,6 +202,6 @@ def _check_value(value: object, place: str, depth: int) -> None:
 
 
 def _shorten(value: object) -> str:
-    """Returns the name of an item for a message, shortened where it is long."""
+    """Returns the repr of an id for a message, shortened to 80 characters."""
     text = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…'"

@@ -1,18 +1,18 @@
-"""The source of truth of a collection: every item, in SQLite, durable when a transaction has ended.
+"""The source of truth of a collection: every item, in SQLite, durable after each transaction.
 
-    items      row, id, metadata (JSON), checksum of these
+    items      row, id, metadata (JSON), checksum of id and metadata
     vectors    row, float32 little-endian, checksum
-    facts      what the collection is pinned to, and the seal over all of this: see
+    facts      fixed properties of the collection, and the seal over all tables: see
                `mlcd.collections.seal`
 
-A row number stands for one vector for ever: a new vector of the same id gets a new number, and the
-number of a deleted one is never used again. So an index that was made of some rows stays right
-about them, and what it lacks has other numbers. The write-ahead log has synchronous=FULL: a
-transaction has reached the disk when COMMIT returns. The seal changes in the same transaction, so
-that a copy made of parts of different moments cannot pass for the ledger.
+A row number always means the same vector: a new vector of the same id gets a new number, and the
+number of a deleted row is never reused. So an index never has stale vectors, and items that it
+lacks have row numbers that it does not contain. The write-ahead log has synchronous=FULL: a
+transaction is on the disk when COMMIT returns. The seal changes in the same transaction, which
+exposes a copy whose pages were read at different moments.
 
-An open connection has three descriptors: one each for the file, its log, and the log's index. A
-ledger that rests has none.
+An open connection uses three file descriptors: for the file, its log, and the log's index. `rest`
+closes them.
 """
 
 import json
@@ -33,9 +33,9 @@ from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavaila
 from mlcd.too_many_files import lacks_open_files, too_many_files
 from mlcd.types import Embeddings
 
-# Version 1 had no seal: its first opening for writing adds one.
+# Version 1 had no seal; opening it for writing adds one.
 SCHEMA: Final = 2
-# `MLCD`, the application id in the file's header
+# Application id in the file's header: `MLCD`
 _APPLICATION: Final = 0x4D4C4344
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -43,7 +43,7 @@ CREATE TABLE items (row INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQ
                     metadata TEXT NOT NULL, checksum INTEGER NOT NULL);
 CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum INTEGER NOT NULL);
 """
-# bytes; with the default of 4 KiB a vector of 512 dimensions leaves half a page empty
+# With SQLite's default of 4 KiB, a vector of 512 dimensions leaves half a page empty.
 _PAGE_BYTES: Final = 16_384
 _CHECKPOINT_PAGES: Final = 1000
 _NO_SPACE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
@@ -51,7 +51,7 @@ _REFUSED: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, s
 _NOT_OPENED: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR})
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _RESTORE: Final = "restore it with `mlcd restore`"
-_ROWS_A_QUERY: Final = 500
+_ROWS_PER_QUERY: Final = 500
 _FACTS: Final[dict[str, type | tuple[type, ...]]] = {
     "fingerprint": str,
     "dimension": int,
@@ -69,33 +69,34 @@ class StoredItem:
 
 
 class Ledger:
-    """One connection, opened at its first use; its owner lets one thread in at a time."""
+    """One connection, opened at its first use. Not thread-safe."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path, self._read_only = path, read_only
         self._connected: sqlite3.Connection | None = None
-        self._left: tuple[int, int] | None = None
+        self._identity_at_rest: tuple[int, int] | None = None
         self._seal: Seal | None = None
 
     @property
     def _connection(self) -> sqlite3.Connection:
-        """Returns the open connection.
+        """Returns the connection, and opens it if it is closed.
 
-        Raises Unavailable where the file cannot be opened now, Conflict where it is another one
-        than before.
+        Raises Unavailable if the file cannot be opened now, Conflict if it was replaced since the
+        last connection.
         """
         if self._connected is None:
-            if self._left is not None and not self._path.is_file():  # SQLite would create one
+            identity = self._identity_at_rest
+            if identity is not None and not self._path.is_file():  # SQLite would create a file
                 raise self._report_replaced()
             connection = _connect_to_read(self._path) if self._read_only else _connect(self._path)
-            if self._left is not None and self._left != _identity(self._path, connection):
+            if identity is not None and identity != _identity(self._path, connection):
                 connection.close()
                 raise self._report_replaced()
             self._connected = connection
         return self._connected
 
     def _report_replaced(self) -> Conflict:
-        """Returns the error for a file other than the one that the items in memory came from."""
+        """Returns the error for a file that does not match the items in memory."""
         return Conflict(
             f"the ledger of {self._path.parent.name} was removed or replaced meanwhile",
             remedy="open the collection again",
@@ -124,10 +125,10 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> "Ledger":
-        """Opens the ledger; every page is checked, and `items` compares what they hold.
+        """Opens the ledger and verifies its pages; `items` verifies the checksums of their content.
 
-        read_only: nothing in its folder is written or made; no other process may write it
-        meanwhile. Raises ArtifactInvalid where the file is damaged or not ours.
+        read_only: writes and creates no file in the folder; no other process may write the ledger
+        meanwhile. Raises ArtifactInvalid if the file is damaged or not a ledger.
         """
         if not path.is_file():
             raise ArtifactInvalid(f"{path} is missing", remedy=_RESTORE)
@@ -147,7 +148,8 @@ class Ledger:
                 raise ArtifactInvalid(f"{self._path} is not a collection's ledger", remedy=_RESTORE)
             if version > SCHEMA:
                 raise ArtifactInvalid(
-                    f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it"
+                    f"{self._path} has schema {version}, newer than {SCHEMA}",
+                    remedy="upgrade mlcd to read it",
                 )
             if self._pragma("integrity_check(1)") != "ok":
                 raise self._report_damage()
@@ -161,7 +163,7 @@ class Ledger:
         return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     def _add_seal(self) -> None:
-        """Upgrades a ledger of an earlier version."""
+        """Upgrades a ledger of version 1, which has no seal."""
         seal = Seal(facts=facts_checksum(self._read_encoded_facts()), last_row=self._last_row())
         for item, vector_checksum in self._rows():
             seal.add(item.row, _checksum(item.id, item.metadata), vector_checksum)
@@ -177,17 +179,17 @@ class Ledger:
         return ArtifactInvalid(f"{self._path} is damaged", remedy=_RESTORE)
 
     def rest(self) -> None:
-        """Closes the connection until the next use; its log is written into the file, which is
-        synced.
+        """Closes the connection until the next use. SQLite then writes the log into the file and
+        syncs it.
         """
         if self._connected is not None:
             with suppress(MlcdError, sqlite3.Error, OSError):
-                self._left = _identity(self._path, self._connected)
+                self._identity_at_rest = _identity(self._path, self._connected)
             self._connected.close()
             self._connected = None
 
-    def state(self, name: str, value: Any) -> None:
-        """Replaces one of the facts; durable when it returns."""
+    def set_fact(self, name: str, value: Any) -> None:
+        """Replaces the value of a fact; durable when it returns."""
         with self.transaction() as seal:
             self._connection.execute(
                 "UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name)
@@ -195,7 +197,7 @@ class Ledger:
             seal.facts = facts_checksum(self._read_encoded_facts())
 
     def facts(self) -> dict[str, Any]:
-        """Returns the facts. Raises ArtifactInvalid where they are damaged."""
+        """Returns the facts by name. Raises ArtifactInvalid if they are damaged."""
         encoded_facts = self._read_encoded_facts()
         seal = self._read_seal()
         if seal is not None and seal.facts != facts_checksum(encoded_facts):
@@ -215,7 +217,7 @@ class Ledger:
         return encoded_facts
 
     def _read_seal(self) -> Seal | None:
-        """Returns the seal; None where the ledger is of a version without."""
+        """Returns the seal; None for a ledger of version 1."""
         with _translate_errors(self._path):
             row = self._connection.execute(
                 "SELECT value FROM facts WHERE name = ?", (SEAL,)
@@ -227,20 +229,21 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[Seal]:
-        """Opens a transaction that is on the disk when the block ends, or not at all.
+        """Runs the block as a transaction, durable when the block ends.
 
-        Yields the seal, which goes along with what is inserted, described and removed. Raises
-        DiskFull where the disk is full.
+        Yields the seal, which `insert`, `describe` and `remove` update. Raises DiskFull.
         """
         with _translate_errors(self._path):
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
             try:
                 self._seal = seal = self._read_seal() or Seal()
-                before = seal.to_json()
+                old_seal = seal.to_json()
                 yield seal
-                if (since := seal.to_json()) != before:
-                    connection.execute("UPDATE facts SET value = ? WHERE name = ?", (since, SEAL))
+                if (new_seal := seal.to_json()) != old_seal:
+                    connection.execute(
+                        "UPDATE facts SET value = ? WHERE name = ?", (new_seal, SEAL)
+                    )
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -273,7 +276,7 @@ class Ledger:
         return row
 
     def describe(self, item: StoredItem, metadata: str) -> None:
-        """Replaces the metadata of the same row."""
+        """Replaces the metadata of an item; its row stays."""
         assert self._seal is not None
         vector_checksum = self._connection.execute(
             "SELECT checksum FROM vectors WHERE row = ?", (item.row,)
@@ -300,8 +303,8 @@ class Ledger:
     def items(self) -> Iterator[StoredItem]:
         """Yields all items, by ascending row.
 
-        Raises ArtifactInvalid naming the first that is damaged, and after the last where they are
-        not those that the ledger states.
+        Raises ArtifactInvalid naming the first damaged item, and after the last item if the items
+        do not match the seal.
         """
         counted = Seal(last_row=self._last_row())
         for item, vector_checksum in self._rows():
@@ -312,20 +315,20 @@ class Ledger:
             return
         if seal.items != counted.items:
             raise ArtifactInvalid(
-                f"{self._path.parent}: its ledger states {seal.items:,} items and holds"
+                f"{self._path.parent}: its ledger must contain {seal.items:,} items, got"
                 f" {counted.items:,}",
                 remedy=f"a copy made while it was written? {_RESTORE}",
             )
         if (seal.rows, seal.last_row) != (counted.rows, counted.last_row):
             raise ArtifactInvalid(
-                f"{self._path.parent}: its ledger holds other items than it states",
+                f"{self._path.parent}: the items of its ledger do not match its seal",
                 remedy=f"a copy made while it was written? {_RESTORE}",
             )
 
     def _rows(self) -> Iterator[tuple[StoredItem, int]]:
         """Yields each item with the checksum of its vector, by ascending row.
 
-        Raises ArtifactInvalid naming the first row that is damaged or lacks one of the two.
+        Raises ArtifactInvalid naming the first row that is damaged, or has no item or no vector.
         """
         with _translate_errors(self._path):
             items = self._connection.execute("SELECT * FROM items ORDER BY row")
@@ -337,7 +340,7 @@ class Ledger:
                 yield StoredItem(*item[:3]), vector[1]
 
     def _last_row(self) -> int:
-        """Returns the number of the last row that was ever made."""
+        """Returns the highest row number ever used, 0 if none was."""
         with _translate_errors(self._path):
             row = self._connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()
         return row[0] or 0
@@ -345,15 +348,15 @@ class Ledger:
     def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
         """Returns the vectors of the rows, [len(rows), dimension] float32, in this order.
 
-        Raises ArtifactInvalid naming the first that is damaged.
+        Raises ArtifactInvalid naming the first damaged vector.
         """
         vectors = np.empty((len(rows), dimension), dtype=np.float32)
         with _translate_errors(self._path):
-            for start in range(0, len(rows), _ROWS_A_QUERY):
-                part = [int(row) for row in rows[start : start + _ROWS_A_QUERY]]
-                marks = ",".join("?" * len(part))
+            for start in range(0, len(rows), _ROWS_PER_QUERY):
+                part = [int(row) for row in rows[start : start + _ROWS_PER_QUERY]]
+                placeholders = ",".join("?" * len(part))
                 columns = "row, vector, checksum"
-                query = f"SELECT {columns} FROM vectors WHERE row IN ({marks})"  # noqa: S608
+                query = f"SELECT {columns} FROM vectors WHERE row IN ({placeholders})"  # noqa: S608
                 blobs = {
                     row: (blob, checksum)
                     for row, blob, checksum in self._connection.execute(query, part)
@@ -374,7 +377,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     with _translate_errors(path):
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            # of a new file; an old one keeps its own
+            # The page size applies to a new file only.
             connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
@@ -388,8 +391,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _connect_to_read(path: Path) -> sqlite3.Connection:
     """Connects without writing to the folder.
 
-    After a clean close the file is complete, and SQLite need not look for more. After a crash the
-    log is part of it and is read in place.
+    After a clean close the file is complete, so SQLite opens it as immutable. After a crash the log
+    is part of the database, and SQLite reads it in place.
     """
     log = path.with_name(f"{path.name}-wal")
     mode = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
@@ -403,20 +406,20 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _identity(path: Path, connection: sqlite3.Connection) -> tuple[int, int]:
-    """Returns the file's inode number, which another file may get later, and the number of the last
-    row made in it.
+    """Returns the file's inode number and its highest row number ever used: a replacement file may
+    get the same inode number.
     """
     with _translate_errors(path):
-        last = connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0]
-    return path.stat().st_ino, last or 0
+        last_row = connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0]
+    return path.stat().st_ino, last_row or 0
 
 
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of a table's definition
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter: a damaged table definition
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code
         if code in _NOT_OPENED and lacks_open_files():
             raise too_many_files() from error
         if code in _NO_SPACE:
@@ -433,7 +436,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
             raise Unavailable(
                 f"{path} is in use by another process", remedy="try again later"
             ) from error
-        # What is left is damage: a page, or the text of a table's definition or of a row.
+        # Every other error means damage: of a page, a table definition, or text of a row.
         raise ArtifactInvalid(f"{path} is damaged", remedy=_RESTORE) from error
 
 

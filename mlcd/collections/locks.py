@@ -1,6 +1,6 @@
-"""The lock that gives a collection to one process that writes, or to many that read.
+"""The lock of a collection: exclusive for a writing process, shared for reading processes.
 
-STATE/NAME/lock    held by the process that opens the collection, for as long as it is open
+STATE/NAME/lock    locked (flock) while a process has the collection open
 """
 
 import fcntl
@@ -15,7 +15,7 @@ LOCK: Final = "lock"
 
 
 class CollectionLock:
-    """The right to a collection, until it is released."""
+    """A held lock."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -25,18 +25,18 @@ class CollectionLock:
 
 
 def lock_collection(path: Path, *, writable: bool) -> CollectionLock:
-    """Locks the collection at `path`, for one process that writes or for many that read.
+    """Locks the collection at `path`: exclusively if writable, otherwise shared.
 
-    A missing lock is never made again: a process may hold the one that was removed. Raises NotFound
-    where none is there, ArtifactInvalid where it lacks its lock, Conflict where another
-    process has it.
+    A missing lock file is never created again: a process may still hold a lock on the removed file.
+    Raises NotFound without a collection at `path`, ArtifactInvalid if its lock file is missing,
+    Conflict if another process holds the lock.
     """
     try:
         descriptor = os.open(path / LOCK, os.O_RDWR if writable else os.O_RDONLY)
     except OSError as error:
         refuse_too_many_files(error)
         if any(path.glob("*.sqlite")):
-            raise _cannot_be_locked(path, error) from error
+            raise _describe_lock_error(path, error) from error
         raise NotFound(f"no collection at {path}", remedy="create it first") from error
     lock = CollectionLock(descriptor)
     try:
@@ -44,7 +44,8 @@ def lock_collection(path: Path, *, writable: bool) -> CollectionLock:
     except BlockingIOError as error:
         lock.release()
         raise Conflict(
-            f"another process has the collection {path.name} open", remedy="end it, or ask it"
+            f"another process has the collection {path.name} open",
+            remedy="stop that process, or send it the request",
         ) from error
     except BaseException:
         lock.release()
@@ -52,11 +53,11 @@ def lock_collection(path: Path, *, writable: bool) -> CollectionLock:
     return lock
 
 
-def _cannot_be_locked(path: Path, error: OSError) -> ArtifactInvalid:
+def _describe_lock_error(path: Path, error: OSError) -> ArtifactInvalid:
     if isinstance(error, FileNotFoundError):
-        remedy = "end every process that has the collection open, then make an empty file there"
+        remedy = "stop all processes that have the collection open, then create an empty file there"
         return ArtifactInvalid(f"{path / LOCK} is missing", remedy=remedy)
     return ArtifactInvalid(
         f"{path / LOCK} cannot be opened: {error.strerror}",
-        remedy="let this user write it",
+        remedy="give this user write permission",
     )

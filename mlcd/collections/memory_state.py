@@ -1,7 +1,7 @@
-"""The items of a collection behind a URL in memory, for the map, the clusters, near-duplicates and
-whatever else only a state of all items can answer.
+"""A copy of a remote collection in memory, for requests that need all items: the map, the clusters
+and near-duplicates, and searches that the store cannot answer.
 
-Only what has changed since is read again. Other searches do not need it.
+Each use reads only the changes since the last one.
 """
 
 import threading
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from mlcd.collections.changes import Effect
-from mlcd.collections.generation import nothing
+from mlcd.collections.generation import empty_generation
 from mlcd.collections.growth import Growth
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import Conflict
@@ -26,7 +26,7 @@ IN_MEMORY: Final = (
 class Difference:
     """The changes of the items since a state was read, in an order in which they can be applied.
 
-    mark: tells the state after them from all others, once they were read to the end.
+    mark: identifies the state after the changes; valid once `effects` is exhausted.
     """
 
     effects: Iterable[Effect]
@@ -34,44 +34,46 @@ class Difference:
 
 
 class ChangingItems(Protocol):
-    """The items of one collection, as a store keeps them."""
+    """The items of one collection in a store."""
 
     def changes(self, earlier: Searcher, mark: Any) -> AbstractContextManager[Difference | None]:
-        """Opens what has changed since `earlier` was read, which `mark` stands for (None: nothing
-        was read); None where nothing has. Raises what `check_fits` raises.
+        """Yields the changes since the state `earlier`; None if there are none.
+
+        mark: identifies `earlier`; None if nothing was read before. Raises the errors of
+        `check_fits`.
         """
         ...
 
 
 class MemoryState:
-    """The state of one collection as this process read it last."""
+    """The state of one collection that this process read last. Thread-safe."""
 
     def __init__(self, items: ChangingItems, dimension: int) -> None:
         self._items, self._dimension = items, dimension
         self._reading = threading.Lock()
-        self._growth = Growth(nothing(dimension), dimension)
+        self._growth = Growth(empty_generation(dimension), dimension)
         self._mark: Any = None
         self._searcher: Searcher = self._growth.searcher()
 
     def now(self) -> Searcher:
-        """Returns the present state. Raises Conflict where there are too many items for memory."""
+        """Returns the current state. Raises Conflict if there are too many items for memory."""
         with self._reading, self._items.changes(self._searcher, self._mark) as difference:
             if difference is not None:
                 try:
                     self._growth.apply(difference.effects)
-                except BaseException:  # half of them: all is read again
-                    self._forget()
+                except BaseException:  # Some effects may be applied: read everything again.
+                    self._reset()
                     raise
                 self._mark, self._searcher = difference.mark, self._growth.searcher()
             return self._searcher
 
-    def _forget(self) -> None:
-        self._growth = Growth(nothing(self._dimension), self._dimension)
+    def _reset(self) -> None:
+        self._growth = Growth(empty_generation(self._dimension), self._dimension)
         self._mark, self._searcher = None, self._growth.searcher()
 
 
 def check_fits(num_items: int, store: str) -> None:
-    """Raises Conflict where there are too many items for memory."""
+    """Raises Conflict if there are more than `MOST_ITEMS` items."""
     if num_items > MOST_ITEMS:
         raise Conflict(
             f"a collection of more than {MOST_ITEMS:,} items in {store} cannot be read into"

@@ -1,32 +1,30 @@
-"""The ledgers of a store's collections that are open: those that were used last."""
+"""Bounds the number of open ledgers of a store: the least recently used are closed."""
 
 import threading
 from itertools import islice
 from typing import Final, Protocol
 
-MOST_OPEN: Final = 64  # opening one again takes a millisecond or two
+MOST_OPEN: Final = 64  # opening a ledger again takes a millisecond or two
 
 
 class Resting(Protocol):
-    """An object that uses descriptors and can do without them between its uses."""
+    """An object that can close its file descriptors between uses."""
 
     def rest(self) -> bool:
-        """Closes the descriptors until the next use; returns False where the object is in use."""
+        """Closes the descriptors until the next use; returns False if the object is in use."""
         ...
 
 
 class OpenLedgers:
-    """The `MOST_OPEN` ledgers used last, and those in use. Every method may be called from many
-    threads.
-    """
+    """The `MOST_OPEN` ledgers used last, and ledgers in use. All methods are thread-safe."""
 
     def __init__(self) -> None:
-        self._order: dict[Resting, None] = {}  # in order of use, the latest last
+        self._order: dict[Resting, None] = {}  # most recently used last
         self._changing = threading.Lock()
 
     def record_use(self, ledger: Resting) -> None:
-        """Records a use, and closes the descriptors of the least recently used where there are too
-        many.
+        """Records a use, and closes the descriptors of the least recently used ledgers beyond
+        `MOST_OPEN`.
         """
         with self._changing:
             self._order.pop(ledger, None)
@@ -40,6 +38,6 @@ class OpenLedgers:
                     self._order.setdefault(ledger_to_rest)
 
     def forget(self, ledger: Resting) -> None:
-        """Forgets a ledger that is closed for good."""
+        """Removes a ledger that will not be used again."""
         with self._changing:
             self._order.pop(ledger, None)

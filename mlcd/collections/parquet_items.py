@@ -1,7 +1,7 @@
-"""A collection as one parquet file: id (string), embedding (list of D float32), metadata (JSON as
-string).
+"""Exports a collection to a Parquet file, and reads such files: id (string), embedding (list of D
+float32), metadata (JSON as string).
 
-The file's own metadata name the model of the embeddings: `mlcd.fingerprint`.
+The file's key-value metadata record the model of the embeddings: `mlcd.fingerprint`.
 """
 
 import json
@@ -24,10 +24,9 @@ _ROWS: Final = 8192
 
 
 def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
-    """Writes all items of one moment and returns their number; the file appears whole or not at
-    all.
+    """Writes all items of the current state atomically, and returns their number.
 
-    Raises Conflict where the file exists, Unavailable where the disk is full.
+    Raises Conflict if the file exists, Unavailable if the disk is full.
     """
     if path.exists():
         raise Conflict(f"{path} exists", remedy="give another file")
@@ -49,7 +48,7 @@ def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
 
 
 class ParquetItems:
-    """The items of such a file, read block by block."""
+    """The items of an exported file, read block by block."""
 
     def __init__(self, path: Path, file: pq.ParquetFile) -> None:
         self.path, self._file = path, file
@@ -59,7 +58,7 @@ class ParquetItems:
 
     @classmethod
     def open(cls, path: Path) -> "ParquetItems":
-        """Opens the file; raises ArtifactInvalid where `write_parquet` did not write it."""
+        """Opens the file. Raises ArtifactInvalid if it is not a file of `write_parquet`."""
         remedy = "give a file written by `mlcd index COLLECTION FILE.parquet --export`"
         try:
             file = pq.ParquetFile(path)
@@ -68,10 +67,9 @@ class ParquetItems:
                 f"{path} is not a readable parquet file", remedy=remedy
             ) from error
         schema = file.schema_arrow
-        fits = _FINGERPRINT in (schema.metadata or {}) and {"id", "embedding", "metadata"} <= set(
-            schema.names
-        )
-        if not fits or not pa.types.is_fixed_size_list(schema.field("embedding").type):
+        has_fields = {"id", "embedding", "metadata"} <= set(schema.names)
+        is_export = _FINGERPRINT in (schema.metadata or {}) and has_fields
+        if not is_export or not pa.types.is_fixed_size_list(schema.field("embedding").type):
             raise ArtifactInvalid(f"{path} is not an exported collection", remedy=remedy)
         return cls(path, file)
 
@@ -87,7 +85,8 @@ class ParquetItems:
     def _items(self, batch: pa.RecordBatch) -> Iterator[Item]:
         if any(column.null_count for column in batch.columns):
             raise InvalidInput(
-                f"{self.path} has rows without id, embedding or metadata", remedy="leave them out"
+                f"{self.path} has rows without id, embedding or metadata",
+                remedy="remove these rows",
             )
         flat = batch["embedding"].flatten().to_numpy(zero_copy_only=False)
         vectors = flat.astype(np.float32, copy=False).reshape(-1, self.dimension)

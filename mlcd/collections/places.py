@@ -1,4 +1,4 @@
-"""The places of collections: a folder, or a store behind a URL."""
+"""Opens the collections of a place: a folder, or a store at a URL."""
 
 from pathlib import Path
 from typing import Final
@@ -18,9 +18,9 @@ def open_place(
     max_collections: int | None = None,
     max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
 ) -> CollectionsPort:
-    """Opens all collections of a place: a folder, or a store behind a URL.
+    """Opens all collections of a place: a folder, or a store at a URL.
 
-    The arguments are those of `Collections.open`; a store behind a URL needs only the third.
+    Arguments: see `Collections.open`; a store at a URL uses only `max_collections`.
     """
     if is_store(place):
         return open_store(place, max_collections=max_collections)
@@ -35,30 +35,30 @@ def open_place(
 def open_store(
     url: str, *, background: bool = True, max_collections: int | None = None
 ) -> CollectionsPort:
-    """Opens the collections of a store behind a URL.
+    """Opens the collections of a store at a URL.
 
-    background: indexes are made when they are due; otherwise only by `reindex`.
+    background: index when due; False leaves it to `reindex`.
     """
-    opened, shown = _OPENERS[kind_of(url)]
+    opener, product = _OPENERS[kind_of(url)]
     try:
-        return opened(url, background, max_collections)
+        return opener(url, background, max_collections)
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            f"collections in {shown} are not installed",
-            remedy=install_command(shown.lower()),
+            f"collections in {product} are not installed",
+            remedy=install_command(product.lower()),
         ) from error
 
 
-def _in_postgres(url: str, background: bool, most: int | None) -> CollectionsPort:  # noqa: FBT001
+def _open_postgres(url: str, background: bool, limit: int | None) -> CollectionsPort:  # noqa: FBT001
     from mlcd.collections.postgres.store import PostgresCollections
 
-    return PostgresCollections.open(url, background=background, max_collections=most)
+    return PostgresCollections.open(url, background=background, max_collections=limit)
 
 
-def _in_milvus(url: str, background: bool, most: int | None) -> CollectionsPort:  # noqa: FBT001
+def _open_milvus(url: str, background: bool, limit: int | None) -> CollectionsPort:  # noqa: FBT001
     from mlcd.collections.milvus.store import MilvusCollections
 
-    return MilvusCollections.open(url, background=background, max_collections=most)
+    return MilvusCollections.open(url, background=background, max_collections=limit)
 
 
-_OPENERS: Final = {"postgresql": (_in_postgres, "Postgres"), "milvus": (_in_milvus, "Milvus")}
+_OPENERS: Final = {"postgresql": (_open_postgres, "Postgres"), "milvus": (_open_milvus, "Milvus")}

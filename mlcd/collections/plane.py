@@ -3,10 +3,10 @@
     layout/tsne.npz    points by row of the ledger, where `mlcd index --layout tsne` made them
     layout/about.json  how they were made
 
-Without that file the layout is the projection on the first two principal components (PCA), which
-is computed on demand. Items that were added to a stored layout later stand between their nearest
-placed neighbors. The items come in the order of a hash of their row, so the first of them are a
-fair sample, and the same whatever else is asked. Shapes: N items, D dimension.
+Without that file the layout is the projection on the first two principal components (PCA),
+computed on demand. Items added after a stored layout was made are placed between their nearest
+placed neighbors. Items are ordered by a hash of their row, so a prefix is a random sample that does
+not depend on the request. Shapes: N items, D dimension.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ LAYOUT: Final = "layout"
 Method = Literal["pca", "tsne"]
 _ABOUT: Final = "about.json"
 _POINTS: Final = np.empty((0, 2), dtype=np.float32)
-# items whose covariance gives the components; more change them by less than a pixel
+# Items used for the principal components; more items would move points by less than a pixel.
 _SAMPLE: Final = 20_000
-# the share of the sample that is within the square; farther items stand on its edge
+# Share of the sample inside the square; points farther out are clipped to its edge.
 _WITHIN: Final = 0.999
 _NEIGHBORS: Final = 8
-# a stored layout of fewer of the items says little about them
+# A stored layout is used if it has at least this share of the items.
 _LEAST_PLACED: Final = 0.5
 
 
@@ -53,14 +53,14 @@ class Plane:
 
     @cached_property
     def digest(self) -> str:
-        """Returns what names this order and these points."""
+        """Returns a digest of the method, the order and the points: 16 hexadecimal digits."""
         sha256 = hashlib.sha256(self.method.encode())
         sha256.update(self.searcher.rows[self.positions].tobytes())
         sha256.update(self.points.tobytes())
         return sha256.hexdigest()[:16]
 
     def inside(self, corners: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Returns the numbers of the points inside a polygon [E, 2], by the even-odd rule."""
+        """Returns the indices of the points inside a polygon [E, 2], by the even-odd rule."""
         low, high = corners.min(axis=0), corners.max(axis=0)
         near = np.flatnonzero(((self.points >= low) & (self.points <= high)).all(axis=1))
         x, y = self.points[near].astype(np.float64).T
@@ -82,7 +82,7 @@ class Projection:
 
     @classmethod
     def of(cls, sample: Embeddings) -> "Projection":
-        """Returns that of a sample [n, D]; the signs of the components are fixed."""
+        """Returns the projection fitted to a sample [n, D], with deterministic signs."""
         mean = sample.sum(axis=0) / max(1, len(sample))
         centered = (sample - mean).astype(np.float64)
         _, vectors = np.linalg.eigh(centered.T @ centered)
@@ -102,68 +102,68 @@ class Projection:
 
 
 class Placer:
-    """The keeper of a collection's points; for one thread at a time."""
+    """Caches the points of a collection's items. Not thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: that of the collection, which may have a stored layout; None has none."""
+        """folder: folder of the collection, which may contain a stored layout; None has none."""
         self._folder = None if folder is None else folder / LAYOUT
         self._key: object = None
-        self._points = ByRow.nothing(_POINTS)
+        self._points = ByRow.empty(_POINTS)
         self._method: Method = "pca"
 
     def layout(self, searcher: Searcher) -> Plane:
-        """Returns the layout of a state, and computes the points of new items only.
+        """Returns the layout of a state; computes only the points of new items.
 
-        The projection changes with the index and when the number of items has doubled.
+        The projection is fitted again for each generation of the index, and when the number of
+        items has doubled.
         """
         positions = in_fair_order(searcher)
         key = (searcher.generation.number, searcher.num_positions.bit_length())
         if key != self._key:
-            self._begin(searcher, positions)
+            self._start_layout(searcher, positions)
             self._key = key
         self._points = self._points.extend(searcher, self._compute)
         points = self._points.at(searcher.rows[positions])
         return Plane(searcher, self._method, positions, points)
 
-    def _begin(self, searcher: Searcher, positions: NDArray[np.int64]) -> None:
+    def _start_layout(self, searcher: Searcher, positions: NDArray[np.int64]) -> None:
+        """Chooses between the stored layout and a new projection."""
         stored = (
-            ByRow.nothing(_POINTS)
+            ByRow.empty(_POINTS)
             if self._folder is None
             else read_by_row(self._folder / "tsne.npz", _POINTS)
         )
-        num_placed = len(positions) - stored.num_lacking(searcher.rows[positions])
+        num_placed = len(positions) - stored.num_missing(searcher.rows[positions])
         if len(stored.rows) and num_placed >= _LEAST_PLACED * len(positions):
             self._method, self._points = "tsne", stored
-            self._compute: Compute = _Between(searcher, stored).points
+            self._compute: Compute = _Interpolation(searcher, stored).points
         else:
-            self._method, self._points = "pca", ByRow.nothing(_POINTS)
+            self._method, self._points = "pca", ByRow.empty(_POINTS)
             self._compute = Projection.of(searcher.vectors(positions[:_SAMPLE])).points
 
 
-class _Between:
-    """A placer of further items between their nearest placed neighbors."""
+class _Interpolation:
+    """Places vectors at the mean of their nearest placed neighbors, weighted by similarity."""
 
     def __init__(self, searcher: Searcher, placed: ByRow) -> None:
         self._searcher = searcher
         rows = searcher.generation.rows
-        self._known = np.isin(rows, placed.rows)
+        self._is_placed = np.isin(rows, placed.rows)
         self._points = np.zeros((len(rows), 2), dtype=np.float32)
-        self._points[self._known] = placed.at(rows[self._known])
+        self._points[self._is_placed] = placed.at(rows[self._is_placed])
 
     def points(self, vectors: Embeddings) -> NDArray[np.float32]:
-        if not self._known.any():
+        if not self._is_placed.any():
             return np.zeros((len(vectors), 2), dtype=np.float32)
-        projected = self._searcher.nearest_indexed(vectors, _NEIGHBORS, self._known)
-        weights = np.where(projected.ids >= 0, np.maximum(projected.scores, 1e-6), 0).astype(
-            np.float32
-        )
+        nearest = self._searcher.nearest_indexed(vectors, _NEIGHBORS, self._is_placed)
+        weights = np.where(nearest.ids >= 0, np.maximum(nearest.scores, 1e-6), 0).astype(np.float32)
         weights /= weights.sum(axis=1, keepdims=True)
-        points: NDArray[np.float32] = np.einsum("nk,nkd->nd", weights, self._points[projected.ids])
+        points: NDArray[np.float32] = np.einsum("nk,nkd->nd", weights, self._points[nearest.ids])
         return points
 
 
 def in_fair_order(searcher: Searcher) -> NDArray[np.int64]:
-    """Returns the positions of all items by a hash of their row in the ledger."""
+    """Returns the positions of all items, ordered by a hash of their row in the ledger."""
     positions = np.flatnonzero(searcher.alive)
     return positions[np.argsort(hash_counters(searcher.rows[positions]), kind="stable")]
 
@@ -175,7 +175,7 @@ def write_layout(folder: Path, points: ByRow, about: Mapping[str, Any]) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """Returns how the stored layout was made; empty where there is none."""
+    """Returns how the stored layout was made; empty without a stored layout."""
     try:
         about: dict[str, Any] = json.loads((folder / LAYOUT / _ABOUT).read_text())
     except (OSError, ValueError):
@@ -184,15 +184,13 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def remove_layout(folder: Path) -> None:
-    """Removes a stored layout: the projection is shown again."""
+    """Removes the stored layout, so that the projection is used again."""
     for name in (_ABOUT, "tsne.npz"):
         (folder / LAYOUT / name).unlink(missing_ok=True)
 
 
 def fit_square(points: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
-    """Returns points [N, 2] moved and scaled into the square [-1, 1], with one scale for both
-    axes.
-    """
+    """Returns points [N, 2] centered and scaled to [-1, 1], with one scale for both axes."""
     low, high = points.min(axis=0), points.max(axis=0)
     reach = float((high - low).max()) / 2 or 1.0
     moved: NDArray[np.float32] = np.clip((points - (low + high) / 2) / reach, -1, 1)

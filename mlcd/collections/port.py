@@ -1,11 +1,11 @@
-"""The port of collections: all that the service asks of them, whatever keeps their items.
+"""The port of collections: the interface that the service uses for every kind of store.
 
 CollectionPort    one collection
-CollectionsPort   all of one place, by name
+CollectionsPort   all collections of one place, by name
 
-Our own, `Collection` and `Collections`, keep items in folders. tests/contract/collections holds
-every adapter to the same suite; where one promises less, its `Promises` say so. A method that is
-not a property may wait for a disk or a network.
+`Collection` and `Collections` store items in folders. tests/contract/collections runs the same
+tests for every adapter; an adapter that promises less lists it in its `Promises`. Methods other
+than properties may wait for a disk or a network.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ Rows = tuple[list[str], Callable[[NDArray[np.int64]], Embeddings]]
 class Promises:
     """The promises of a store about its collections.
 
-    writers: whether one process or many may change a collection at one time. consistency: which
-    changes a search sees, in one sentence. cannot: what is not promised, a sentence each.
+    writers: whether one or many processes may change a collection at the same time. consistency:
+    which changes a search sees, in one sentence. cannot: limitations, a sentence each.
     """
 
     store: StoreKind
@@ -48,10 +48,10 @@ class Promises:
 class Description:
     """The facts about a collection.
 
-    items: those alive. indexed: those of them in the index. unindexed: those scanned beside it.
-    recall: that of the index, None where it is exact. writable: false where the folder can only be
-    read, or was opened read-only. index_damaged: true where the index was damaged when the
-    collection was opened and is being made again; until then every search is a scan.
+    items: number of items. indexed: number in the index. unindexed: number scanned in addition.
+    recall: audited recall of the index, None without an index. writable: False if the folder is not
+    writable or was opened read-only. index_damaged: True from opening a damaged index until it is
+    rebuilt; meanwhile every search is a scan.
     """
 
     items: int
@@ -71,7 +71,7 @@ class Description:
 
 
 class CollectionPort(Protocol):
-    """One collection. Every method may be called from many threads; see `Collection` for each."""
+    """One collection. All methods are thread-safe; `Collection` documents them."""
 
     @property
     def fingerprint(self) -> Fingerprint: ...
@@ -120,10 +120,9 @@ class CollectionPort(Protocol):
 
 
 class CollectionsPort(Protocol):
-    """The collections of one place. Every method may be called from many threads; see
-    `Collections` for each.
+    """The collections of one place. All methods are thread-safe; `Collections` documents them.
 
-    writable: collections can be created and deleted.
+    writable: whether collections can be created and deleted.
     """
 
     @property

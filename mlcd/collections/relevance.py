@@ -1,9 +1,9 @@
-"""Queries that are moved away from what is not wanted, by Rocchio's formula.
+"""Moves queries away from unwanted items, by Rocchio's formula.
 
-    q' = q - weight * mean(unwanted), of unit length
+    q' = q - weight * mean(unwanted), scaled to norm 1
 
-J. J. Rocchio: Relevance Feedback in Information Retrieval, 1971. Wanted items do not take part:
-several queries are several searches.
+J. J. Rocchio: Relevance Feedback in Information Retrieval, 1971. The formula's term for wanted
+items is not used: each wanted item is a query of its own.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ from mlcd.types import Embeddings, unit_rows
 
 
 def move_away(queries: Embeddings, unwanted: Embeddings, weight: float) -> Embeddings:
-    """Returns unit queries [Q, D] that are less like `unwanted` [U, D].
+    """Returns unit queries [Q, D], moved away from the mean of `unwanted` [U, D].
 
-    Raises InvalidInput where nothing would be left of a query.
+    Raises InvalidInput if a moved query is zero.
     """
     moved = queries - np.float32(weight) * unwanted.mean(axis=0)
     if not np.linalg.norm(moved, axis=1).all():

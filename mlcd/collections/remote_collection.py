@@ -1,4 +1,4 @@
-"""The part of a collection that is the same whatever store behind a URL keeps its items."""
+"""The part of a remote collection that is the same for all stores."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -25,8 +25,8 @@ COPIED_ROWS: Final = 8192
 
 
 class RemoteCollection(ABC):
-    """A collection that its store opens. Every method may be called from many threads; see
-    `Collection` for what is not said here.
+    """A collection in a remote store, which opens it. All methods are thread-safe; `Collection`
+    documents them.
     """
 
     takes_thumbnails: ClassVar[bool] = True
@@ -49,7 +49,7 @@ class RemoteCollection(ABC):
         self._viewing = threading.Lock()
 
     def close(self, *, finish: bool = True) -> None:
-        """Ends the upkeep; an index that is being made is finished by the store."""
+        """Ends the upkeep; the store itself finishes an index that is being built."""
         if finish:
             self._upkeep.join()
         else:
@@ -67,8 +67,8 @@ class RemoteCollection(ABC):
     def check_fingerprint(self, fingerprint: Fingerprint) -> None:
         check_model(self.name, self.fingerprint, fingerprint)
 
-    def check_writable(self) -> None:  # noqa: B027 - the same for all of them
-        """Does nothing: a user who may not write is told so by the write."""
+    def check_writable(self) -> None:  # noqa: B027 - the same for all stores
+        """Does nothing: a write itself fails if the user may not write."""
 
     def add(self, items: Sequence[Item]) -> list[Outcome]:
         return self._submit(put(items, self.dimension))
@@ -85,7 +85,7 @@ class RemoteCollection(ABC):
 
     @abstractmethod
     def _submit(self, request: WriteRequest) -> list[Outcome]:
-        """Makes the change durable, and returns what became of each item."""
+        """Makes the changes durable, and returns the outcome for each item."""
 
     @abstractmethod
     def get(self, item_id: str) -> Item: ...
@@ -112,7 +112,7 @@ class RemoteCollection(ABC):
 
     @property
     def state(self) -> Searcher:
-        """Returns the present state, read into memory."""
+        """Returns the current state, read into memory."""
         return self._memory.now()
 
     def rows(self) -> Rows:
@@ -146,7 +146,7 @@ class RemoteCollection(ABC):
     def without_thumbnail(self) -> list[str]: ...
 
     def describe_thumbnails(self) -> Stored | None:
-        """Returns None: the store counts no pictures, and bounds them no more than items."""
+        """Returns None: remote stores neither count nor bound thumbnails."""
         return None
 
     @abstractmethod
@@ -155,11 +155,11 @@ class RemoteCollection(ABC):
     @abstractmethod
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None: ...
 
-    def _begin_index(self, num_items: int) -> None:
-        """Makes the index in the background, unless one is made or failed a moment ago."""
+    def _start_indexing(self, num_items: int) -> None:
+        """Builds the index in the background, unless a build is running or failed recently."""
         if self._upkeep.may_try(num_items):
             with self._viewing:
-                self._upkeep.begin(self.reindex, lambda: num_items)
+                self._upkeep.start(self.reindex, lambda: num_items)
 
     def _describe_index(
         self,
@@ -170,7 +170,7 @@ class RemoteCollection(ABC):
         generation: int,
         fields: Sequence[str],
     ) -> Description:
-        """Returns the description of a collection whose index, where there is one, holds all."""
+        """Returns the description of the collection. An index, if there is one, has all items."""
         is_indexed = effort is not None
         return Description(
             items=items,
@@ -193,11 +193,13 @@ class RemoteCollection(ABC):
 def choose_effort(
     effort: int | None, top: int, matching: int, items: int, *, most: int, scan_at_most: int
 ) -> int | None:
-    """Returns how far an index has to look; None where comparing all that match is less work.
+    """Returns the effort for a filtered search of an index; None if scanning the matching items is
+    less work.
 
-    The fewer match, the further away the nearest of them are: in proportion, where they are spread
-    like the rest. most: the greatest effort of the index. scan_at_most: the matching items up to
-    which all are compared.
+    The effort is scaled by items / matching: with fewer matches the nearest match is farther away,
+    in proportion if the matches are distributed like all items. effort: effort for a search without
+    a filter. most: greatest effort of the index. scan_at_most: number of matching items up to which
+    a scan is used.
     """
     if effort is None or matching <= scan_at_most:
         return None

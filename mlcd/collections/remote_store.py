@@ -1,4 +1,4 @@
-"""The part of a store behind a URL that is the same for all of them: its collections, by name."""
+"""The part of a remote store that is the same for all stores: its collections, by name."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -14,9 +14,9 @@ from mlcd.types import Fingerprint
 
 
 class Pinned(Protocol):
-    """The facts about one collection that a store keeps beside its items.
+    """The fixed properties of one collection, as its store records them.
 
-    identity: that of the collection and of no other that had or will have its name.
+    identity: differs from that of every earlier or later collection of the same name.
     """
 
     @property
@@ -36,10 +36,10 @@ C = TypeVar("C", bound=RemoteCollection)
 
 
 class RemoteCollections(ABC, Generic[P, C]):
-    """A store that knows its collections. Every method may be called from many threads; see
-    `Collections` for what is not said here.
+    """The collections of a remote store. All methods are thread-safe; `Collections` documents them.
 
-    Other servers may create and delete collections meanwhile: they are found when one is named.
+    Other servers may create and delete collections at any time: the store is queried when one of
+    them is requested by name.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class RemoteCollections(ABC, Generic[P, C]):
         self._disconnect()
 
     def find_new(self) -> None:
-        """Opens what other servers have created, and forgets what they have deleted."""
+        """Opens collections that other servers created, and drops those that they deleted."""
         for name in self.find_arrivals():
             self.open_arrived(name)
 
@@ -105,9 +105,9 @@ class RemoteCollections(ABC, Generic[P, C]):
         if pinned is None:
             target = DEFAULT_RECALL if recall is None else recall
             check_creation(dimension, target)
-            is_new = self._make(name, fingerprint, dimension, target)
+            is_new = self._create(name, fingerprint, dimension, target)
             pinned = self._find(name)
-        if pinned is None:  # another server deletes at the same time
+        if pinned is None:  # another server deleted it at the same time
             raise NotFound(f"the collection {name} was deleted meanwhile", remedy="create it again")
         check_same(
             name,
@@ -125,15 +125,15 @@ class RemoteCollections(ABC, Generic[P, C]):
             collection.close(finish=False)
 
     def _open(self, pinned: P) -> C:
-        present = self._find_open(pinned)
-        if present is not None:
-            return present
-        opened = self._opener(pinned)  # it may wait for the store, and others not for it
+        existing = self._find_open(pinned)
+        if existing is not None:
+            return existing
+        opened = self._open_pinned(pinned)  # outside the lock: it may block on the network
         with self._changing:
-            present = self._find_open(pinned)
-            if present is None:
+            existing = self._find_open(pinned)
+            if existing is None:
                 self._opened[pinned.name] = pinned.identity, opened
-            return opened if present is None else present
+            return opened if existing is None else existing
 
     def _find_open(self, pinned: P) -> C | None:
         identity, collection = self._opened.get(pinned.name, (None, None))
@@ -141,22 +141,22 @@ class RemoteCollections(ABC, Generic[P, C]):
 
     @abstractmethod
     def _identities(self) -> Mapping[str, int | str]:
-        """Returns the identity of each collection that is there."""
+        """Returns the identity of each collection of the store, by name."""
 
     @abstractmethod
     def _find(self, name: str) -> P | None:
-        """Returns what is kept of the collection of this name; None where there is none."""
+        """Returns the properties of the collection of this name; None if there is none."""
 
     @abstractmethod
-    def _make(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
-        """Makes the collection; returns False where another server did at the same time."""
+    def _create(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
+        """Creates the collection; returns False if another server did so at the same time."""
 
     @abstractmethod
     def _remove(self, name: str) -> bool:
-        """Deletes the collection; returns False where there is none."""
+        """Deletes the collection; returns False if there is none."""
 
     @abstractmethod
-    def _opener(self, pinned: P) -> C: ...
+    def _open_pinned(self, pinned: P) -> C: ...
 
     @abstractmethod
     def _disconnect(self) -> None: ...

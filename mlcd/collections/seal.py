@@ -1,8 +1,8 @@
-"""The seal of a ledger: what it states about its own content.
+"""The seal of a ledger: a checksum of its content.
 
-It is changed in the transaction that changes the content, and compared when the ledger is opened.
-A copy of a file that is written meanwhile, or one whose pages are of different moments, states
-something else than it holds.
+It is updated in the transaction that changes the content, and verified when the ledger is opened.
+In a copy that was made while the file was written, whose pages are from different moments, seal and
+content do not match.
 """
 
 import json
@@ -13,18 +13,17 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import Final
 
-SEAL: Final = "seal"  # its name among the facts
+SEAL: Final = "seal"  # its name in the table of facts
 _MODULUS: Final = 2**64
 _ROW: Final = struct.Struct("<qqq")
 
 
 @dataclass
 class Seal:
-    """The seal, which goes along with each change of a row.
+    """The seal, updated with each change of a row.
 
-    items: their number. rows: the sum of the rows' digests modulo 2^64, which is the same in every
-    order. last_row: the greatest row number that was ever given. facts: the checksum of the other
-    facts.
+    items: number of items. rows: sum of the rows' digests modulo 2^64, independent of their order.
+    last_row: highest row number ever used. facts: checksum of the other facts.
     """
 
     items: int = 0
@@ -34,7 +33,7 @@ class Seal:
 
     @classmethod
     def from_json(cls, text: str) -> "Seal":
-        """Raises ValueError or TypeError for what is not a seal."""
+        """Parses a seal. Raises ValueError or TypeError if the text is not a seal."""
         return cls(**json.loads(text))
 
     def to_json(self) -> str:
@@ -50,7 +49,7 @@ class Seal:
 
 
 def facts_checksum(facts: Mapping[str, str]) -> int:
-    """Returns the checksum of facts as the ledger keeps them: JSON, by name."""
+    """Returns the checksum of facts. facts: JSON by name, as in the ledger."""
     return zlib.crc32(json.dumps(sorted(facts.items())).encode())
 
 

@@ -1,4 +1,4 @@
-"""The checks of what a collection is created for or searched by, the same for every store."""
+"""Checks of the arguments that create or search a collection, the same for every store."""
 
 from typing import Final
 
@@ -10,16 +10,16 @@ from mlcd.indexes.tuning import LARGEST_TARGET
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
 MAX_TOP: Final = 10_000
-# rounding of a squared norm in float32, whatever the dimension
+# bound on the rounding of a squared norm in float32, for any dimension
 _UNIT_ROUNDING: Final = 1e-5
 
 
 def check_creation(dimension: int, recall: float) -> None:
-    """Raises ConfigInvalid where no collection can be of this dimension and recall."""
+    """Raises ConfigInvalid if the dimension or the target recall is out of range."""
     if not 0 < recall <= LARGEST_TARGET:
         raise ConfigInvalid(
             f"recall must be in (0, {LARGEST_TARGET:g}], got {recall:g}",
-            remedy="for all neighbors search exact",
+            remedy="request exact searches to find all neighbors",
         )
     if dimension < 1:
         raise ConfigInvalid(f"dimension must be at least 1, got {dimension}")
@@ -30,26 +30,26 @@ def check_same(
     own: tuple[Fingerprint, int, float],
     requested: tuple[Fingerprint, int, float | None],
 ) -> None:
-    """Raises Conflict where a collection is there for another (fingerprint, dimension, recall).
+    """Raises Conflict if an existing collection differs from the requested one.
 
-    requested: without a recall, that of the collection will do.
+    own, requested: (fingerprint, dimension, recall); a requested recall of None matches any.
     """
     remedy = "give another name, or delete it first"
     if own[:2] != requested[:2]:
         raise Conflict(
-            f"the collection {name} is there, for embeddings of {own[1]} numbers by the model"
+            f"the collection {name} exists, with embeddings of dimension {own[1]} by the model"
             f" {own[0]}",
             remedy=remedy,
         )
     if requested[2] not in (None, own[2]):
-        raise Conflict(f"the collection {name} is there, for a recall of {own[2]:g}", remedy=remedy)
+        raise Conflict(f"the collection {name} exists, with recall {own[2]:g}", remedy=remedy)
 
 
 def check_model(name: str, own: Fingerprint, fingerprint: Fingerprint) -> None:
-    """Raises ConfigInvalid where embeddings of the given model do not belong in the collection."""
+    """Raises ConfigInvalid if the collection has embeddings of another model."""
     if fingerprint != own:
         raise ConfigInvalid(
-            f"{name} holds embeddings of another model ({own[:12]}, given {fingerprint[:12]})",
+            f"{name} has embeddings of another model ({own[:12]}, got {fingerprint[:12]})",
             remedy="embed the images with the collection's model, or make another collection",
         )
 
@@ -57,9 +57,9 @@ def check_model(name: str, own: Fingerprint, fingerprint: Fingerprint) -> None:
 def check_queries(
     queries: NDArray[np.floating], top: int, threshold: float | None, dimension: int
 ) -> Embeddings:
-    """Returns the queries as unit rows. Raises InvalidInput naming what is wrong with a search."""
+    """Returns the queries as unit rows. Raises InvalidInput naming the invalid argument."""
     if not isinstance(top, int) or not 1 <= top <= MAX_TOP:
-        raise InvalidInput(f"top is not in 1 to {MAX_TOP}")
+        raise InvalidInput(f"top must be in 1 to {MAX_TOP}, got {top!r}")
     if threshold is not None and not -1 <= threshold <= 1:
         raise InvalidInput(f"the threshold must be a cosine in [-1, 1], got {threshold:g}")
     if queries.ndim != 2 or queries.shape[1] != dimension:
@@ -68,9 +68,7 @@ def check_queries(
 
 
 def _unit(queries: NDArray[np.floating]) -> Embeddings:
-    """Returns unit rows; rows that are of unit length already, as our encoders give them, stay as
-    they are.
-    """
+    """Returns unit rows; float32 rows of norm 1, such as our encoders return, stay bit for bit."""
     if (
         queries.dtype == np.float32
         and (np.abs(np.einsum("qd,qd->q", queries, queries) - 1) <= _UNIT_ROUNDING).all()

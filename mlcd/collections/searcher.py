@@ -1,9 +1,9 @@
-"""The state of a collection that readers hold; it never changes and is replaced as a whole.
+"""An immutable state of a collection, which readers use without locks; writers replace it.
 
-Positions number the known items: first those of the index, then the delta, which is scanned. A
-deleted or replaced position is dead. The arrays are only appended to, beyond the positions that
-this state has: a reader neither waits for a writer nor sees half of its work. Shapes: Q queries, P
-positions, D dimension.
+Items have positions: first the N positions of the index, then the delta, which is scanned. The
+position of a deleted or replaced item is dead. Writers only append to the arrays, beyond the
+positions of this state, so a reader never waits for a writer and never sees a partial change.
+Shapes: Q queries, P positions, D dimension.
 """
 
 import json
@@ -19,25 +19,25 @@ from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
 from mlcd.collections.item import FoundItem, Item
 from mlcd.indexes.index_kind import num_cells
-from mlcd.indexes.scan import merge_neighbors, nothing, scan
+from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import rescore
 from mlcd.types import Embeddings, Neighbors, cosines, least_product
 
-# vectors that a graph looks at for each unit of effort, about: its degree, less those seen before
+# Vectors that a graph compares per unit of effort: about its degree, less vectors already visited.
 _VECTORS_PER_EFFORT: Final = 30
-# matching positions up to which a scan is used whatever an index would cost
+# Up to this many matching positions, a search always scans.
 _SCAN_AT_MOST: Final = 2000
-# gathering more vectors for a scan takes longer than looking into all cells, whose codes take a
-# quarter of the bytes
+# Gathering more vectors than this for a scan takes longer than searching all cells, whose codes
+# take a quarter of the bytes.
 _GATHERED_AT_MOST: Final = 20_000
 
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The answer to a search.
+    """The results of a search.
 
-    matches: those of each query, most similar first. exact: every item that matches was compared.
-    matching: how many items the filter leaves.
+    matches: matches of each query, most similar first. exact: whether all items that pass the
+    filter were compared. matching: number of items that pass the filter.
     """
 
     matches: list[list[FoundItem]]
@@ -49,9 +49,9 @@ class SearchAnswer:
 class Searcher:
     """One state of a collection.
 
-    delta: float32 [P - N, D], after the generation's N positions. alive: bool [P]. ids, metadata
-    (JSON), rows: by position, P or more. position_of: the position of an id, in this or a later
-    state.
+    delta: float32 [P - N, D], vectors of the positions after the generation's N. alive: bool [P].
+    ids, metadata (JSON), rows: by position, at least P entries. position_of: position of each id,
+    possibly of a later state.
     """
 
     generation: Generation
@@ -73,7 +73,7 @@ class Searcher:
         return len(self.alive)
 
     def find(self, item_id: str) -> int | None:
-        """Returns the position of an item, or None where this state has none."""
+        """Returns the position of an item; None if this state does not have the item."""
         position = self.position_of.get(item_id)
         if position is None or position >= self.num_positions or not self.alive[position]:
             return None
@@ -93,7 +93,7 @@ class Searcher:
         return Item(self.ids[position], vector, json.loads(self.metadata[position]))
 
     def items(self, num_rows: int) -> Iterator[list[Item]]:
-        """Yields all items in blocks of so many."""
+        """Yields all items in blocks of `num_rows`."""
         positions = np.flatnonzero(self.alive)
         for start in range(0, len(positions), num_rows):
             block = positions[start : start + num_rows]
@@ -103,10 +103,12 @@ class Searcher:
             ]
 
     def list_rows(self) -> tuple[list[str], Callable[[NDArray[np.int64]], Embeddings]]:
-        """Returns (ids, take): take(rows [n]) returns the vectors of these ids, [n, D]."""
+        """Returns (ids, take): take(indices [n]) returns the vectors of the ids at these indices,
+        [n, D].
+        """
         positions = np.flatnonzero(self.alive)
         ids = [self.ids[position] for position in positions.tolist()]
-        return ids, lambda rows: self.vectors(positions[rows])
+        return ids, lambda indices: self.vectors(positions[indices])
 
     def search(
         self,
@@ -117,8 +119,8 @@ class Searcher:
         threshold: float | None,
         exact: bool,
     ) -> SearchAnswer:
-        """Returns min(top, matching) matches of each unit query ([Q, D]), or those of them that
-        reach the threshold.
+        """Returns the best min(top, matching) items for each unit query ([Q, D]), without items
+        below the threshold.
         """
         allowed, matching = self.alive, self.num_alive
         if condition is not None:
@@ -127,15 +129,15 @@ class Searcher:
         top = min(top, matching)
         if top == 0 or not len(queries):
             return SearchAnswer([[] for _ in queries], True, matching)
-        every = matching == self.num_positions
+        all_match = matching == self.num_positions
         neighbors, was_exact = self._search_indexed(
-            queries, top, None if every else allowed[: self.num_indexed], exact=exact
+            queries, top, None if all_match else allowed[: self.num_indexed], exact=exact
         )
         if len(self.delta):
-            numbers = None if every else np.flatnonzero(allowed[self.num_indexed :])
-            of_delta = scan(queries, self.delta, top, numbers=numbers)
-            shifted = np.where(of_delta.ids >= 0, of_delta.ids + self.num_indexed, -1)
-            neighbors = merge_neighbors(neighbors, Neighbors(shifted, of_delta.scores), top)
+            allowed_rows = None if all_match else np.flatnonzero(allowed[self.num_indexed :])
+            unindexed = scan(queries, self.delta, top, allowed_rows=allowed_rows)
+            positions = np.where(unindexed.ids >= 0, unindexed.ids + self.num_indexed, -1)
+            neighbors = merge_neighbors(neighbors, Neighbors(positions, unindexed.scores), top)
         return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching)
 
     def nearest_indexed(
@@ -147,47 +149,51 @@ class Searcher:
     def _search_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_] | None, *, exact: bool
     ) -> tuple[Neighbors, bool]:
-        """Searches the generation's positions, and tells whether all of them were compared."""
+        """Returns the neighbors among the generation's positions, and whether all allowed positions
+        were compared.
+        """
         tuned, num = self.generation.tuned, self.num_indexed
-        allowed_num = num if allowed is None else int(np.count_nonzero(allowed))
-        if allowed_num == num:
+        num_allowed = num if allowed is None else int(np.count_nonzero(allowed))
+        if num_allowed == num:
             allowed = None
-        num_answers = min(top, allowed_num)
+        num_answers = min(top, num_allowed)
         if num_answers == 0:
-            return nothing(len(queries), top), True
-        effort = self._effort(num_answers, allowed_num)
+            return empty_neighbors(len(queries), top), True
+        effort = self._choose_effort(num_answers, num_allowed)
         if exact or tuned.index is None or effort is None:
-            numbers = None if allowed is None else np.flatnonzero(allowed)
-            return scan(queries, self.generation.vectors, top, numbers=numbers), True
+            allowed_rows = None if allowed is None else np.flatnonzero(allowed)
+            return scan(queries, self.generation.vectors, top, allowed_rows=allowed_rows), True
         candidates = min(top * tuned.widening, num)
         neighbors = tuned.index.search(queries, candidates, allowed=allowed, effort=effort)
         if tuned.widening > 1:
             neighbors = rescore(queries, self.generation.vectors, neighbors, top)
-        short = np.flatnonzero((neighbors.ids >= 0).sum(axis=1) < num_answers)
-        if len(short):
-            numbers = None if allowed is None else np.flatnonzero(allowed)
-            scanned = scan(queries[short], self.generation.vectors, top, numbers=numbers)
+        incomplete = np.flatnonzero((neighbors.ids >= 0).sum(axis=1) < num_answers)
+        if len(incomplete):
+            allowed_rows = None if allowed is None else np.flatnonzero(allowed)
+            scanned = scan(
+                queries[incomplete], self.generation.vectors, top, allowed_rows=allowed_rows
+            )
             ids, scores = _pad(neighbors, top)
-            ids[short], scores[short] = scanned.ids, scanned.scores
+            ids[incomplete], scores[incomplete] = scanned.ids, scanned.scores
             neighbors = Neighbors(ids, scores)
         return neighbors, False
 
-    def _effort(self, num_answers: int, allowed_num: int) -> int | None:
-        """Returns how far the index has to look; None where comparing all allowed items is less
+    def _choose_effort(self, num_answers: int, num_allowed: int) -> int | None:
+        """Returns the effort for a search among the allowed items; None if a scan of them is less
         work.
 
-        The fewer are allowed, the further away the nearest of them are: in proportion, where they
-        are spread like the rest.
+        With fewer allowed items the nearest one is farther away, in proportion if the allowed items
+        are distributed like all items.
         """
         tuned, num = self.generation.tuned, self.num_indexed
-        if tuned.index is None or tuned.effort is None or allowed_num <= _SCAN_AT_MOST:
+        if tuned.index is None or tuned.effort is None or num_allowed <= _SCAN_AT_MOST:
             return None
         effort = max(tuned.effort, num_answers * tuned.widening if tuned.kind == "hnsw" else 0)
-        scaled = int(np.ceil(effort * num / allowed_num))
-        if tuned.kind == "hnsw":  # a graph is walked over all rows, allowed or not
-            return None if _VECTORS_PER_EFFORT * scaled > allowed_num else scaled
-        cells = num_cells(num)  # in cells, rows that are not allowed cost next to nothing
-        return None if scaled > cells and allowed_num <= _GATHERED_AT_MOST else min(scaled, cells)
+        scaled = int(np.ceil(effort * num / num_allowed))
+        if tuned.kind == "hnsw":  # a graph search also visits rows that are not allowed
+            return None if _VECTORS_PER_EFFORT * scaled > num_allowed else scaled
+        cells = num_cells(num)  # in cells, rows that are not allowed cost almost nothing
+        return None if scaled > cells and num_allowed <= _GATHERED_AT_MOST else min(scaled, cells)
 
     def _matches(self, neighbors: Neighbors, threshold: float | None) -> list[list[FoundItem]]:
         least = -np.inf if threshold is None else least_product(threshold)
@@ -203,7 +209,7 @@ class Searcher:
 
 
 def _pad(neighbors: Neighbors, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns copies padded to [Q, top]."""
-    empty = nothing(len(neighbors.ids), top)
+    """Returns copies of ids and scores, padded to [Q, top]."""
+    empty = empty_neighbors(len(neighbors.ids), top)
     padded = merge_neighbors(neighbors, empty, top)
     return padded.ids.astype(np.int64), padded.scores.astype(np.float32)

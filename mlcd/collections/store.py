@@ -24,8 +24,7 @@ from mlcd.too_many_files import explain_open_files
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix
-# seconds before a collection that could not be opened is tried again; reading a large one costs
-# much
+# Backoff before opening a collection again that could not be opened: reading a large one is slow.
 _RETRY_S: Final = 10.0
 _log = logging.getLogger("mlcd.collections")
 _LEFTOVERS: Final = (".*.tmp", ".*.deleted")
@@ -36,30 +35,30 @@ class TooManyCollections(Conflict):
 
     limit: Final = "max_collections"
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_collections: int) -> None:
         super().__init__(
-            f"{self.limit} allows no more than {most} collections", remedy="delete one first"
+            f"{self.limit} allows no more than {max_collections} collections",
+            remedy="delete one first",
         )
 
 
 class CollectionUnusable(Conflict):
-    """A collection is there and cannot be opened, for a reason without the folder's path."""
+    """A collection exists but cannot be opened. The reason does not contain the folder's path."""
 
     name = "collection-unusable"
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(
-            f"the collection {name} is there and cannot be opened: {reason}",
+            f"the collection {name} exists but cannot be opened: {reason}",
             remedy="it is tried again every few seconds",
         )
 
 
 class Collections:
-    """A store that opens each collection once and closes them all. Every method may be called from
-    many threads.
+    """The collections of one folder, each opened once. All methods are thread-safe.
 
-    Memory bounds their number, and the limit on open files does: each has one descriptor for its
-    lock, and those used last have three for their ledgers.
+    Memory and the limit on open files bound their number: each collection uses one file descriptor
+    for its lock, and the most recently used ones three more for their ledgers.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Collections:
         max_thumbnail_bytes: int,
     ) -> None:
         self.writable, self._max_thumbnail_bytes = writable, max_thumbnail_bytes
-        self._folder, self._ledgers, self._most = folder, OpenLedgers(), max_collections
+        self._folder, self._ledgers, self._max_collections = folder, OpenLedgers(), max_collections
         self._opened: dict[str, Collection] = {}
         self._refused_until_s: dict[str, float] = {}
         self._reasons: dict[str, str] = {}
@@ -87,11 +86,11 @@ class Collections:
         max_collections: int | None = None,
         max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
-        """Opens all collections in `folder`, verified and ready; a missing folder is made.
+        """Opens and verifies all collections in `folder`; creates a missing folder.
 
-        read_only, max_thumbnail_bytes: see `Collection.open`. max_collections: `create` makes no
-        more; those that exist are opened however many they are. Those that cannot be opened are
-        `unusable`. Raises Conflict where another process has one of them open.
+        read_only, max_thumbnail_bytes: see `Collection.open`. max_collections: limit for `create`;
+        existing collections are opened even beyond it. Collections that cannot be opened are
+        `unusable`. Raises Conflict if another process has one of them open.
         """
         writable = not read_only and _is_writable(folder)
         if writable:
@@ -113,9 +112,10 @@ class Collections:
         return store
 
     def find_new(self) -> None:
-        """Opens what was put into the folder meanwhile; what cannot be opened is `unusable`.
+        """Opens collections that were put into the folder; those that cannot be opened are
+        `unusable`.
 
-        Raises Conflict where another process has one open: two servers would share the folder.
+        Raises Conflict if another process has one open: two servers would share the folder.
         """
         with self._changing:
             for name in self._names_in_folder():
@@ -125,7 +125,7 @@ class Collections:
                     self._open_or_refuse(name)
 
     def unusable(self) -> dict[str, str]:
-        """Returns why collections that are in the folder cannot be opened, by name, in order."""
+        """Returns the reasons why collections of the folder cannot be opened, sorted by name."""
         return {
             name: reason
             for name, reason in sorted(self._reasons.copy().items())
@@ -144,11 +144,11 @@ class Collections:
 
     @explain_open_files()
     def find_arrivals(self) -> list[str]:
-        """Returns the names of collections that were put into the folder meanwhile."""
+        """Returns the names of collections in the folder that are not open yet."""
         return [name for name in self._names_in_folder() if self.has_arrived(name)]
 
     def has_arrived(self, name: str) -> bool:
-        """Tells whether a collection is in the folder and not open yet."""
+        """Returns whether a collection is in the folder and not open yet."""
         return (
             is_name(name)
             and name not in self._opened
@@ -158,7 +158,7 @@ class Collections:
     def open_arrived(self, name: str) -> None:
         """Opens a collection if it has arrived; slow.
 
-        Raises Conflict where it cannot be opened, and then does not try again for a while.
+        Raises Conflict if it cannot be opened, and again without a retry for `_RETRY_S` seconds.
         """
         with self._changing:
             if self._closed or not self.has_arrived(name):
@@ -174,7 +174,7 @@ class Collections:
             _log.info("the collection %s has arrived and is open", name)
 
     def open_all_arrived(self) -> None:
-        """Opens all that have arrived; those that cannot be opened are skipped."""
+        """Opens all collections that have arrived, and skips those that cannot be opened."""
         for name in self.find_arrivals():
             with suppress(Conflict, TooManyOpenFiles):
                 self.open_arrived(name)
@@ -197,7 +197,7 @@ class Collections:
         return sorted(self._opened.copy())
 
     def all(self) -> dict[str, Collection]:
-        """Returns the collections by name, in order."""
+        """Returns the open collections, sorted by name."""
         return dict(sorted(self._opened.copy().items()))
 
     def find(self, name: str) -> Collection | None:
@@ -215,9 +215,9 @@ class Collections:
     ) -> tuple[Collection, bool]:
         """Returns the collection `name` and whether it was created now.
 
-        recall: None takes that of an existing collection, else 0.99. Raises Conflict where one
-        exists for another model, dimension or recall, where nothing can be created, or where the
-        limit is reached.
+        recall: target; None accepts that of an existing collection, and is 0.99 for a new one.
+        Raises Conflict if the collection exists with another model, dimension or recall, if the
+        folder is read-only, or if the limit is reached.
         """
         check_name(name)
         with self._changing:
@@ -228,7 +228,8 @@ class Collections:
                 self._check_room()
                 if path.exists():
                     raise Conflict(
-                        f"something else stands where {name} would be", remedy="give another name"
+                        f"{name} exists in the folder and is not a collection",
+                        remedy="give another name",
                     )
                 recall = DEFAULT_RECALL if recall is None else recall
                 collection = Collection.create(
@@ -251,7 +252,7 @@ class Collections:
 
     @explain_open_files()
     def delete(self, name: str) -> None:
-        """Deletes a collection with all its items; it disappears from the disk at once.
+        """Deletes a collection with all its items; one rename removes its name from the folder.
 
         Raises NotFound, Conflict, TooManyOpenFiles.
         """
@@ -261,7 +262,7 @@ class Collections:
             collection = self._opened.get(name)
             if collection is None:
                 raise NotFound("no such collection")
-            # first, because what follows cannot be undone
+            # Opened first: it can fail, and the steps below cannot be undone.
             folder = os.open(self._folder, os.O_RDONLY)
             try:
                 del self._opened[name]
@@ -276,7 +277,7 @@ class Collections:
     def _open_or_refuse(self, name: str) -> Collection:
         """Opens a collection.
 
-        Raises CollectionUnusable, and Conflict where another process has it open.
+        Raises CollectionUnusable, and Conflict if another process has it open.
         """
         try:
             self._opened[name] = Collection.open(
@@ -285,7 +286,7 @@ class Collections:
                 ledgers=self._ledgers,
                 max_thumbnail_bytes=self._max_thumbnail_bytes,
             )
-        except (TooManyOpenFiles, Conflict):  # no fault of the collection
+        except (TooManyOpenFiles, Conflict):  # not an error of the collection
             raise
         except (MlcdError, OSError) as error:
             raise self._refuse(name, error) from error
@@ -294,7 +295,7 @@ class Collections:
         return self._opened[name]
 
     def _refuse(self, name: str, error: MlcdError | OSError) -> CollectionUnusable:
-        """Notes why a collection cannot be opened; the log says so once."""
+        """Records why a collection cannot be opened, and logs each new reason once."""
         reason = str(error).replace(f"{self._folder}{os.sep}", "")
         if self._reasons.get(name) != reason:
             _log.warning("the collection %s cannot be opened: %s", name, error)
@@ -303,19 +304,19 @@ class Collections:
         return CollectionUnusable(name, reason)
 
     def _check_room(self) -> None:
-        if self._most is not None and len(self._opened) >= self._most:
-            raise TooManyCollections(self._most)
+        if self._max_collections is not None and len(self._opened) >= self._max_collections:
+            raise TooManyCollections(self._max_collections)
 
     def _check_writable(self) -> None:
         if not self.writable:
             raise Conflict(
                 "collections are open for searches only",
-                remedy="give a folder that can be written, and one process",
+                remedy="give a writable folder, and open it in one process",
             )
 
 
 def _is_writable(folder: Path) -> bool:
-    """Tells whether the folder is writable or can be made."""
+    """Returns whether the folder is writable or can be created."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)

@@ -1,4 +1,4 @@
-"""The URLs of stores of collections."""
+"""URLs of the stores of collections."""
 
 from pathlib import Path
 from typing import Final, Literal
@@ -14,34 +14,34 @@ _KINDS: Final[dict[str, RemoteKind]] = {
     "postgres": "postgresql",
     "milvus": "milvus",
 }
-# of a store, as messages and settings show it
+# forms of URLs, for messages and settings
 SHAPES: Final[dict[RemoteKind, str]] = {
     "postgresql": "postgresql://HOST/DATABASE",
     "milvus": "milvus://HOST:PORT[/DATABASE]",
 }
-_NO_DATABASE: Final = ("milvus",)  # those with a database that nobody names
+_DATABASE_OPTIONAL: Final = ("milvus",)
 
 
 def is_store(place: str) -> bool:
-    """Tells whether a place is a store behind a URL."""
+    """Returns whether a place is the URL of a store."""
     scheme, is_url, _ = place.partition("://")
     return bool(is_url) and scheme in _KINDS
 
 
 def kind_of(url: str) -> RemoteKind:
-    """Returns the kind of the store behind a URL."""
+    """Returns the kind of the store at a URL."""
     return _KINDS[url.partition("://")[0]]
 
 
 def split_collection(url: str) -> tuple[str, str]:
-    """Returns the store and the name of postgresql://HOST/DATABASE/NAME.
+    """Splits postgresql://HOST/DATABASE/NAME into the URL of the store and NAME.
 
-    Raises ConfigInvalid for credentials, which every user of the machine sees on a command line,
-    and where the name is missing.
+    Raises ConfigInvalid if NAME is missing, and for credentials, which all users of the machine can
+    see on a command line.
     """
     parts = urlsplit(check_no_credentials(url))
     store, _, name = parts.path.rpartition("/")
-    if not name or not (store.strip("/") or parts.scheme in _NO_DATABASE):
+    if not name or not (store.strip("/") or parts.scheme in _DATABASE_OPTIONAL):
         raise ConfigInvalid(
             f"{describe_store(url)} must name a collection in a database",
             remedy=f"give {SHAPES[kind_of(url)]}/NAME",

@@ -1,4 +1,4 @@
-"""The clusters and the layout of a collection in a folder, kept beside it."""
+"""The clusters and the layout of a collection in a folder, cached in this folder."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ _log = logging.getLogger("mlcd.collections")
 
 
 class StoredViews:
-    """The views of one collection; of its items only new ones are looked at."""
+    """The clusters and the layout of one collection; only new items are computed."""
 
     def __init__(self, path: Path, writes: WriteQueue, *, writable: bool) -> None:
         self.assigner, self.placer = Assigner(path), Placer(path)
@@ -24,16 +24,16 @@ class StoredViews:
     def clusters(self, digest: str, *, num_centers: int, nearest: Nearest) -> Clusters:
         """Returns the members of each center; see `Collection.clusters`."""
 
-        def go_on(vectors: Embeddings) -> Neighbors:
+        def check_and_compare(vectors: Embeddings) -> Neighbors:
             self._writes.check_open()
             return nearest(vectors)
 
         with self._viewing:
             clusters = self.assigner.clusters(
-                self._writes.state, digest, num_centers=num_centers, nearest=go_on
+                self._writes.state, digest, num_centers=num_centers, nearest=check_and_compare
             )
             if self._writable and self.assigner.is_worth_writing:
-                self._keep()
+                self._write_clusters()
         return clusters
 
     def layout(self) -> Plane:
@@ -41,10 +41,10 @@ class StoredViews:
         with self._viewing:
             return self.placer.layout(self._writes.state)
 
-    def _keep(self) -> None:
-        """Writes what can be computed again; where that fails, it is computed again."""
+    def _write_clusters(self) -> None:
+        """Writes the cache; a failure is only logged, because clusters can be computed again."""
         try:
-            with self._writes.exclusively():  # a collection that is deleted is closed under it
+            with self._writes.exclusively():  # raises Conflict if the collection was deleted
                 self.assigner.write()
         except (OSError, Conflict) as error:
-            _log.warning("the clusters of %s could not be kept: %s", self._name, error)
+            _log.warning("the clusters of %s could not be written: %s", self._name, error)

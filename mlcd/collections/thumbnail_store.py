@@ -1,14 +1,14 @@
 """The thumbnails of a collection's items, in an SQLite file beside the ledger.
 
-    pictures   digest, picture, and how many items show it: an equal picture is kept once
+    pictures   digest, picture, number of items that show it: equal pictures are stored once
     shown      row, digest: the picture of the item with this row of the ledger
     totals     the number of items and of pictures, and the bytes of the pictures
 
-A thumbnail belongs to a row of the ledger and never to an id: a new vector of the same id has a new
-row, so no item can show the picture of an earlier one. The ledger alone decides which rows exist.
-It is written first; what a crash then leaves here of rows that are gone is removed when the
-collection is opened. The file can be deleted at any time while no process has the collection open.
-A power cut may lose the last pictures, and never half of a transaction.
+A thumbnail belongs to a row of the ledger, not to an id: a new vector of the same id has a new row,
+so no item can show the picture of an earlier vector. The ledger decides which rows exist, and is
+written first; pictures of deleted rows that a crash leaves here are removed when the collection is
+opened. The file may be deleted while no process has the collection open. A power cut may lose the
+last transactions, but never part of a transaction.
 """
 
 import logging
@@ -41,7 +41,7 @@ INSERT INTO totals VALUES (0, 0, 0);
 """
 _PAGE_BYTES: Final = 16_384
 _CHECKPOINT_PAGES: Final = 1000
-_ROWS_A_QUERY: Final = 500
+_ROWS_PER_QUERY: Final = 500
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _Result = TypeVar("_Result")
 _log = logging.getLogger("mlcd.collections")
@@ -49,7 +49,7 @@ _log = logging.getLogger("mlcd.collections")
 
 @dataclass(frozen=True)
 class Stored:
-    """The size of a store, as `mlcd.wire.DescribedThumbnails` shows it."""
+    """The size of a store, as reported by `mlcd.wire.DescribedThumbnails`."""
 
     items: int = 0
     pictures: int = 0
@@ -59,10 +59,10 @@ class Stored:
 
 
 class ThumbnailStore:
-    """The store of one collection; every method may be called from many threads.
+    """The thumbnails of one collection. All methods are thread-safe.
 
-    The file is made with the first picture. A store that is damaged, or that the disk refuses, is
-    reported in the log: items are added and found without it.
+    The file is created with the first picture. Damage and disk errors are only logged, so that
+    items can be added and found without thumbnails.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ThumbnailStore:
         max_bytes: int = DEFAULT_MAX_BYTES,
         ledgers: OpenLedgers | None = None,
     ) -> None:
-        """max_bytes: above this no picture is added. ledgers: see `Collection.open`."""
+        """max_bytes: bound on the total size of the pictures. ledgers: see `Collection.open`."""
         self._path, self._read_only, self._ledgers = path, read_only, ledgers
         self._connected: sqlite3.Connection | None = None
         self._using = threading.Lock()
@@ -81,15 +81,15 @@ class ThumbnailStore:
         self._stored = Stored(max_bytes=max_bytes)
 
     def open(self, rows: NDArray[np.int64]) -> None:
-        """Reads the size of the store, and removes the pictures of other rows than these.
+        """Reads the size of the store, and removes the pictures of rows that do not exist.
 
-        rows: those of the ledger, ascending.
+        rows: all rows of the ledger, ascending.
         """
         if not self._exists:
             return
-        totals = self._use("opened", _totals)
+        totals = self._use("opened", _read_totals)
         if self._damaged and not self._read_only:
-            self._begin_anew()
+            self._remove_damaged_file()
         if totals is None:
             return
         items, pictures, num_bytes = totals
@@ -98,18 +98,18 @@ class ThumbnailStore:
         self.change(removed_rows=stored_rows[~np.isin(stored_rows, rows)].tolist(), added={})
 
     def describe(self) -> Stored | None:
-        """Returns the size of the store, or None where nothing was ever added."""
+        """Returns the size of the store, or None if nothing was ever added."""
         return self._stored if self._exists or self._stored.full else None
 
     @property
     def is_full(self) -> bool:
-        """Tells whether a picture was refused since the last one was removed."""
+        """Returns whether a picture was refused, and none was removed since."""
         return self._stored.full
 
     def change(self, *, removed_rows: Sequence[int], added: Mapping[int, Thumbnail]) -> None:
-        """Removes the pictures of some rows and adds others by row, all of them or none.
+        """Removes the pictures of `removed_rows` and adds pictures by row, in one transaction.
 
-        A picture above the bound is left out, and the store is full from then on.
+        A picture that would exceed `max_bytes` is skipped and makes the store full.
         """
         if self._read_only or self._damaged or not (added or (removed_rows and self._exists)):
             return
@@ -119,19 +119,19 @@ class ThumbnailStore:
                 stored = _drop(connection, self._stored, removed_rows)
                 for row, picture in added.items():
                     stored = _put(connection, stored, row, picture)
-                _state(connection, stored)
+                _write_totals(connection, stored)
             self._stored = stored
 
         self._use("changed", write)
 
     def read(self, row: int) -> Thumbnail | None:
-        """Returns the picture of a row, or None where none can be read."""
+        """Returns the picture of a row, or None if it has none or it cannot be read."""
         if not self._exists:
             return None
-        row_of_store = self._use("read", partial(_picture, row=row))
-        if row_of_store is None:
+        digest_and_picture = self._use("read", partial(_read_picture, row=row))
+        if digest_and_picture is None:
             return None
-        digest, data = row_of_store
+        digest, data = digest_and_picture
         if isinstance(data, bytes):
             picture = Thumbnail(data)
             if bytes.fromhex(picture.version) == digest:
@@ -140,30 +140,30 @@ class ThumbnailStore:
         return None
 
     def versions(self, rows: Sequence[int]) -> list[str | None]:
-        """Returns the version of each row's picture, or None where it has none."""
+        """Returns the version of each row's picture, None for a row without one."""
         version_of = (
-            self._use("read", partial(_versions, rows=rows)) if self._exists else None
+            self._use("read", partial(_read_versions, rows=rows)) if self._exists else None
         ) or {}
         return [version_of.get(row) for row in rows]
 
     def rows(self) -> NDArray[np.int64]:
         """Returns the rows that have a picture, ascending."""
-        numbers = (self._use("read", _rows) if self._exists else None) or []
-        return np.array(numbers, dtype=np.int64)
+        rows = (self._use("read", _read_rows) if self._exists else None) or []
+        return np.array(rows, dtype=np.int64)
 
     def check(self) -> None:
-        """Reads every picture. Raises ArtifactInvalid where one is not what was stored."""
+        """Reads every picture. Raises ArtifactInvalid if one is damaged."""
         if not (self._exists or self._damaged):
             return
-        if self._damaged or not self._use("read", _all_intact):
+        if self._damaged or not self._use("read", _are_all_intact):
             raise ArtifactInvalid(
                 f"{self._path} is damaged",
-                remedy="delete the file while nothing has the collection open, and make the"
+                remedy="delete the file while no process has the collection open, and make the"
                 " thumbnails again",
             )
 
     def rest(self) -> bool:
-        """Closes the connection until the next use, unless it is in use."""
+        """Closes the connection until the next use; returns False if it is in use."""
         if not self._using.acquire(blocking=False):
             return False
         try:
@@ -178,8 +178,8 @@ class ThumbnailStore:
         if self._ledgers is not None:
             self._ledgers.forget(self)
 
-    def _begin_anew(self) -> None:
-        """Removes a damaged file; only pictures are lost, which can be made again."""
+    def _remove_damaged_file(self) -> None:
+        """Removes the damaged file. Only pictures are lost, which can be made again."""
         with self._using:
             self._disconnect()
             for suffix in ("", "-wal", "-shm"):
@@ -193,7 +193,10 @@ class ThumbnailStore:
             self._connected = None
 
     def _use(self, used: str, work: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
-        """Returns what `work` returns; where it fails, the log says so and the result is None."""
+        """Returns the result of `work`; None after an error, which is logged.
+
+        used: past participle for the log message, such as "read".
+        """
         try:
             with self._using:
                 if self._connected is None:
@@ -202,9 +205,9 @@ class ThumbnailStore:
                 result = work(self._connected)
         except (sqlite3.Error, Unavailable, ValueError, TypeError, AttributeError) as error:
             _log.warning("%s cannot be %s: %s", self._path, used, error)
-            # Values of another type than was stored are damage, too.
-            is_known = isinstance(error, sqlite3.Error | Unavailable)
-            if not is_known or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            # A value of a wrong type, which raises another kind of error, means damage too.
+            is_store_error = isinstance(error, sqlite3.Error | Unavailable)
+            if not is_store_error or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._exists, self._damaged = False, True
             return None
         if self._ledgers is not None:
@@ -233,7 +236,9 @@ class ThumbnailStore:
         return connection
 
     def _mode(self) -> str:
-        """Returns how SQLite opens the file; after a clean close no log is looked for."""
+        """Returns the query of the file's URI. Read-only, a file without a log is immutable, so
+        that SQLite does not look for a log.
+        """
         if not self._read_only:
             return "mode=rwc"
         log = self._path.with_name(f"{self._path.name}-wal")
@@ -241,13 +246,13 @@ class ThumbnailStore:
 
 
 def _check(connection: sqlite3.Connection) -> None:
-    """Raises DatabaseError where the file is another program's."""
+    """Raises DatabaseError if another program created the file."""
     if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
         raise sqlite3.DatabaseError("it is not a store of thumbnails")
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    """Sets the modes of a connection that writes, and makes the tables of a new file."""
+    """Sets the modes of a writing connection, and creates the tables of a new file."""
     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -272,7 +277,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _drop(connection: sqlite3.Connection, stored: Stored, rows: Sequence[int]) -> Stored:
-    """Removes the pictures of the rows, where they have any, and returns the size afterward."""
+    """Removes the pictures of the rows, if they have any, and returns the new size."""
     for row in rows:
         digest = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
         if digest is None:
@@ -294,13 +299,14 @@ def _drop(connection: sqlite3.Connection, stored: Stored, rows: Sequence[int]) -
 
 
 def _put(connection: sqlite3.Connection, stored: Stored, row: int, picture: Thumbnail) -> Stored:
-    """Gives the row this picture in place of an earlier one, and returns the size afterward."""
+    """Sets the picture of the row, and returns the new size."""
     digest = bytes.fromhex(picture.version)
-    before = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
-    if before is not None and before[0] == digest:
+    old_digest = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
+    if old_digest is not None and old_digest[0] == digest:
         return stored
-    present = connection.execute("SELECT 1 FROM pictures WHERE digest = ?", (digest,)).fetchone()
-    if present is None and stored.bytes + len(picture.data) > stored.max_bytes:
+    known = connection.execute("SELECT 1 FROM pictures WHERE digest = ?", (digest,)).fetchone()
+    is_new = known is None
+    if is_new and stored.bytes + len(picture.data) > stored.max_bytes:
         return replace(stored, full=True)
     stored = _drop(connection, stored, [row])
     connection.execute("INSERT INTO shown VALUES (?, ?)", (row, digest))
@@ -310,48 +316,49 @@ def _put(connection: sqlite3.Connection, stored: Stored, row: int, picture: Thum
         (digest, picture.data),
     )
     stored = replace(stored, items=stored.items + 1)
-    if present is None:
+    if is_new:
         stored = replace(
             stored, pictures=stored.pictures + 1, bytes=stored.bytes + len(picture.data)
         )
     return stored
 
 
-def _picture(connection: sqlite3.Connection, *, row: int) -> tuple[bytes, bytes] | None:
-    """Returns the digest and the picture of a row."""
-    row_of_store: tuple[bytes, bytes] | None = connection.execute(
+def _read_picture(connection: sqlite3.Connection, *, row: int) -> tuple[bytes, bytes] | None:
+    """Returns the digest and the picture of a row; None if it has none."""
+    digest_and_picture: tuple[bytes, bytes] | None = connection.execute(
         "SELECT digest, picture FROM pictures WHERE digest ="
         " (SELECT digest FROM shown WHERE row = ?)",
         (row,),
     ).fetchone()
-    return row_of_store
+    return digest_and_picture
 
 
-def _all_intact(connection: sqlite3.Connection) -> bool:
-    """Tells whether every picture has the digest that it is stored under."""
+def _are_all_intact(connection: sqlite3.Connection) -> bool:
+    """Returns whether every picture matches its digest."""
     return all(
         bytes.fromhex(Thumbnail(data).version) == digest
         for digest, data in connection.execute("SELECT digest, picture FROM pictures")
     )
 
 
-def _versions(connection: sqlite3.Connection, *, rows: Sequence[int]) -> dict[int, str]:
+def _read_versions(connection: sqlite3.Connection, *, rows: Sequence[int]) -> dict[int, str]:
     version_of: dict[int, str] = {}
-    for start in range(0, len(rows), _ROWS_A_QUERY):
-        part = [*rows[start : start + _ROWS_A_QUERY]]
-        marks = ",".join("?" * len(part))
-        query = f"SELECT row, digest FROM shown WHERE row IN ({marks})"  # noqa: S608
+    for start in range(0, len(rows), _ROWS_PER_QUERY):
+        part = [*rows[start : start + _ROWS_PER_QUERY]]
+        placeholders = ",".join("?" * len(part))
+        query = f"SELECT row, digest FROM shown WHERE row IN ({placeholders})"  # noqa: S608
         version_of |= {row: digest.hex() for row, digest in connection.execute(query, part)}
     return version_of
 
 
-def _rows(connection: sqlite3.Connection) -> list[int]:
+def _read_rows(connection: sqlite3.Connection) -> list[int]:
     return [row for (row,) in connection.execute("SELECT row FROM shown ORDER BY row")]
 
 
-def _totals(connection: sqlite3.Connection) -> tuple[int, int, int]:
-    """Returns items, pictures and bytes. Raises ValueError where rows are out of order: an item
-    would show the picture of another.
+def _read_totals(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Returns the numbers of items, pictures and bytes.
+
+    Raises ValueError if the table `shown` is damaged: an item could show another item's picture.
     """
     if connection.execute("PRAGMA quick_check(shown)").fetchone()[0] != "ok":
         raise ValueError("its table of rows is damaged")
@@ -359,7 +366,7 @@ def _totals(connection: sqlite3.Connection) -> tuple[int, int, int]:
     return items, pictures, num_bytes
 
 
-def _state(connection: sqlite3.Connection, stored: Stored) -> None:
+def _write_totals(connection: sqlite3.Connection, stored: Stored) -> None:
     connection.execute(
         "UPDATE totals SET items = ?, pictures = ?, bytes = ?",
         (stored.items, stored.pictures, stored.bytes),

@@ -1,8 +1,8 @@
-"""The background thread that makes the index of a collection again when it is due.
+"""The background thread that rebuilds the index of a collection when due: after many items were
+added or deleted, or if the index on the disk was damaged.
 
-That is where much was added or deleted since the last index, or where the one on the disk was
-damaged. Searches are right without an index; after a failure it is tried again when the collection
-has grown.
+Searches are correct without an index. After a failure, the build is retried once the collection has
+grown.
 """
 
 import logging
@@ -13,8 +13,7 @@ from typing import Final
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import Conflict, MlcdError
 
-# rows beside the index below which no new generation is made; a scan of them takes about as long as
-# a search in an index
+# Fewest unindexed rows for a rebuild; scanning them takes about as long as searching an index.
 _UNINDEXED_ROWS: Final = 10_000
 _UNINDEXED_SHARE: Final = 0.2
 _log = logging.getLogger("mlcd.collections")
@@ -23,8 +22,8 @@ _log = logging.getLogger("mlcd.collections")
 class Upkeep:
     """The upkeep of one collection's index.
 
-    damaged: true until a damaged index is made again. error: why the last try failed, None where it
-    did not.
+    damaged: True until a damaged index is rebuilt. error: message of the last failure, None after a
+    success.
     """
 
     def __init__(self, name: str, *, damaged: bool) -> None:
@@ -32,24 +31,24 @@ class Upkeep:
         self.error: str | None = None
         self._name = name
         self._thread: threading.Thread | None = None
-        self._above = 0  # positions below which a failed index is not tried again
+        self._retry_at = 0  # number of positions from which a failed build is retried
         self._abandoned = False
 
     def may_try(self, num_positions: int) -> bool:
-        """Tells whether enough has been added since the last failure."""
-        return num_positions >= self._above
+        """Returns whether enough items were added since the last failure."""
+        return num_positions >= self._retry_at
 
     def is_due(self, searcher: Searcher) -> bool:
         if not self.may_try(searcher.num_positions):
             return False
-        dead = searcher.num_positions - searcher.num_alive
-        due = max(_UNINDEXED_ROWS, int(_UNINDEXED_SHARE * searcher.num_indexed))
-        return self.damaged or max(len(searcher.delta), dead) > due
+        num_dead = searcher.num_positions - searcher.num_alive
+        threshold = max(_UNINDEXED_ROWS, int(_UNINDEXED_SHARE * searcher.num_indexed))
+        return self.damaged or max(len(searcher.delta), num_dead) > threshold
 
-    def begin(self, reindex: Callable[[], None], num_positions: Callable[[], int]) -> None:
-        """Runs `reindex` in a thread, unless one is at it. For one thread at a time.
+    def start(self, reindex: Callable[[], None], num_positions: Callable[[], int]) -> None:
+        """Runs `reindex` in a thread, unless one is running. Not thread-safe.
 
-        num_positions: returns those of the collection at the time of a failure.
+        num_positions: returns the current number of positions; called after a failure.
         """
         if self._thread is not None and self._thread.is_alive():
             return
@@ -59,7 +58,7 @@ class Upkeep:
         self._thread.start()
 
     def record_success(self) -> None:
-        """Notes that the index was made, by this thread or another."""
+        """Records that this or another thread has built the index."""
         self.damaged, self.error = False, None
 
     def join(self) -> None:
@@ -67,20 +66,20 @@ class Upkeep:
             self._thread.join()
 
     def abandon(self) -> None:
-        """Gives up the index that is being made, at the next `check_wanted`."""
+        """Cancels the running build, at its next `check_wanted`."""
         self._abandoned = True
 
     def check_wanted(self) -> None:
-        """Raises Conflict where the index was given up."""
+        """Raises Conflict if the build was canceled."""
         if self._abandoned:
             raise Conflict(f"{self._name} was closed meanwhile", remedy="open it again")
 
     def _run(self, reindex: Callable[[], None], num_positions: Callable[[], int]) -> None:
         try:
             reindex()
-            self._above = 0
-        except Exception as error:  # noqa: BLE001 - nobody waits for this thread; `describe` tells
+            self._retry_at = 0
+        except Exception as error:  # noqa: BLE001 - nobody joins this thread; `describe` reports it
             self.error = str(error) if isinstance(error, MlcdError) else type(error).__name__
             if not self._abandoned:
-                _log.warning("the index of %s could not be made: %s", self._name, self.error)
-            self._above = num_positions() + _UNINDEXED_ROWS
+                _log.warning("the index of %s could not be built: %s", self._name, self.error)
+            self._retry_at = num_positions() + _UNINDEXED_ROWS

@@ -1,4 +1,4 @@
-"""The writers of one collection in one process: the first of them writes for all that wait."""
+"""Group commit for one collection in one process: one thread writes the changes of all threads."""
 
 import threading
 from collections import deque
@@ -7,30 +7,30 @@ from collections.abc import Callable
 from mlcd.collections.changes import Change, Outcome, WriteRequest
 
 
-def one_each(_: Change) -> int:
-    """Counts the changes."""
+def count_one(_: Change) -> int:
+    """Returns 1, so that the size of a batch is its number of changes."""
     return 1
 
 
 class WaitingChanges:
-    """The changes that are not written yet. Every method may be called from many threads.
+    """The changes that are not written yet. All methods are thread-safe.
 
-    waiting: those that nobody has taken. lock: held by the one who writes.
+    waiting: changes that no thread has taken yet. lock: held by the thread that writes.
     """
 
     def __init__(
         self,
         write: Callable[[list[Change]], None],
         *,
-        most: int,
-        size: Callable[[Change], int] = one_each,
+        batch_size: int,
+        size: Callable[[Change], int] = count_one,
     ) -> None:
-        """write: writes changes, and sets their outcomes or errors; what it raises is the error of
-        all. most: changes are taken together until their sizes add up to it.
+        """write: writes changes and sets their outcomes or errors; an error that it raises fails
+        all of them. batch_size: total size at which a batch is full.
         """
         self.waiting: deque[Change] = deque()
         self.lock = threading.Lock()
-        self._write, self._most, self._size = write, most, size
+        self._write, self._batch_size, self._size = write, batch_size, size
 
     def submit(self, request: WriteRequest) -> list[Outcome]:
         """Returns the request's outcomes once it is written."""
@@ -46,7 +46,7 @@ class WaitingChanges:
     def _write_for_all(self) -> None:
         changes: list[Change] = []
         total_size = 0
-        while self.waiting and total_size < self._most:
+        while self.waiting and total_size < self._batch_size:
             changes.append(self.waiting.popleft())
             total_size += self._size(changes[-1])
         try:

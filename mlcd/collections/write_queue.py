@@ -1,7 +1,7 @@
-"""The changes of a collection: on the disk first, then in memory, then answered.
+"""Applies the changes of a collection: first on disk, then in memory; then the writers return.
 
-What waits is written in one transaction. The state that readers hold is replaced after it is on the
-disk and before any writer is answered.
+All waiting changes are written in one transaction. Readers see the new state only after it is on
+the disk, and before any writer returns.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ _COMMITTED_CHANGES: Final = 256
 class WriteQueue:
     """The writers of one collection.
 
-    state: what readers hold; it never changes, and another one replaces it.
+    state: the current state for readers, immutable; each write replaces it.
     """
 
     def __init__(self, name: str, folder: OpenedFolder) -> None:
-        self._changes = WaitingChanges(self._write, most=_COMMITTED_CHANGES)
+        self._changes = WaitingChanges(self._write, batch_size=_COMMITTED_CHANGES)
         self.lock, self.waiting = self._changes.lock, self._changes.waiting
         self.growth = folder.growth
         self.state = folder.growth.searcher()
@@ -35,24 +35,24 @@ class WriteQueue:
         self._closed, self._broken = False, False
 
     def submit(self, request: WriteRequest) -> list[Outcome]:
-        """Returns the request's outcomes once it is durable and readers see it."""
+        """Returns the outcomes once the request is durable and visible to readers."""
         return self._changes.submit(request)
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Keeps all writers out of the block. Raises Conflict where the collection is closed."""
+        """Excludes other writers from the block. Raises Conflict if the collection is closed."""
         with self.lock:
             self.check_open()
             yield
 
     def replace(self, before: Searcher, growth: Growth) -> None:
-        """Goes on with a new generation, which was made of the state `before`."""
+        """Continues with a new generation, which was built from the state `before`."""
         with self.lock:
             growth.catch_up(before, self.state)
             self.growth, self.state = growth, growth.searcher()
 
     def close(self) -> bool:
-        """Refuses all changes from now on; returns False where that was so before."""
+        """Refuses all later changes; returns False if it was closed already."""
         with self.lock:
             was_open, self._closed = not self._closed, True
         return was_open
@@ -62,7 +62,7 @@ class WriteQueue:
         return self._closed
 
     def check_open(self) -> None:
-        """Raises Conflict where the collection is closed, or broken by a failure."""
+        """Raises Conflict if the collection is closed, or a write failed."""
         if self._closed:
             raise Conflict(
                 f"the collection {self._name} was closed or deleted meanwhile",
@@ -91,6 +91,6 @@ class WriteQueue:
             )
             self.state = self.growth.searcher()
         except BaseException as error:
-            # The disk may hold what memory does not: nothing may be written on top of that.
+            # Disk and memory may differ now, so no later change may be written.
             self._broken = self._broken or not isinstance(error, Conflict)
             raise

@@ -1,1 +1,1 @@
-"""The indexes, which find the nearest of many vectors; one file per engine."""
+"""Nearest-neighbor indexes over many vectors; one file per engine."""

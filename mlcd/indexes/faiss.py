@@ -1,5 +1,5 @@
-"""The indexes of FAISS over inner products: flat, graph and inverted file. Only this module imports
-faiss for retrieval.
+"""FAISS indexes over inner products: flat, graph and inverted file. Only this module imports faiss
+for retrieval.
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ _DIMENSIONS_PER_CODE: Final = 4
 
 
 class FaissIndex:
-    """A set of vectors that can be searched, in several threads at once, once it is complete.
+    """An index that several threads may search at once after the last `add`.
 
-    Rows are numbered in the order in which they were given.
+    A row's id is its position in the order of addition.
     """
 
     def __init__(self, index: Any) -> None:
@@ -30,9 +30,7 @@ class FaissIndex:
 
     @classmethod
     def train(cls, kind: Kind, sample: Embeddings, *, num_rows: int) -> "FaissIndex":
-        """Returns an empty index of this kind, with cells for `num_rows` rows that resemble
-        `sample` [n, D].
-        """
+        """Returns an empty index of this kind, trained on `sample` [n, D] for `num_rows` rows."""
         dimension = sample.shape[1]
         index = faiss.index_factory(
             dimension, _recipe(kind, dimension, num_rows), faiss.METRIC_INNER_PRODUCT
@@ -40,8 +38,8 @@ class FaissIndex:
         if not index.is_trained:
             cells = faiss.extract_index_ivf(index)
             cells.cp.spherical = True
-            # For each of its sub-quantizers faiss warns on standard error about samples that are
-            # small on purpose.
+            # The sample is small on purpose; without this setting faiss warns about its size on
+            # stderr, once per sub-quantizer.
             cells.cp.min_points_per_centroid = 1
             cells.cp.max_points_per_centroid = TRAINING_ROWS_PER_CELL
             with _assigning_on_gpus(cells):
@@ -49,10 +47,7 @@ class FaissIndex:
         return cls(index)
 
     def add(self, rows: Embeddings) -> None:
-        """Adds rows, which are numbered after those present. No search may run meanwhile.
-
-        An index is shared only when it is complete.
-        """
+        """Appends rows; their ids continue those of the index. No search may run meanwhile."""
         self._index.add(np.ascontiguousarray(rows, dtype=np.float32))
 
     @property
@@ -71,11 +66,11 @@ class FaissIndex:
         allowed: NDArray[np.bool_] | None = None,
         effort: int | None = None,
     ) -> Neighbors:
-        """Returns the rows of highest inner product for each unit query: ids int64 [N, top], -1
-        where there are fewer.
+        """Returns the rows of highest inner product with each unit query: ids int64 [N, top],
+        padded with -1.
 
-        allowed: bool [num_rows], the rows that may be found; None: all. effort: how far an
-        approximate index looks in this search alone (efSearch, nprobe); a flat one finds all.
+        allowed: bool [num_rows], mask of the rows to search; None allows all. effort: efSearch or
+        nprobe of this search; a flat index ignores it.
         """
         options = {}
         if allowed is not None:
@@ -95,8 +90,8 @@ class FaissIndex:
         )
 
     def _parameters(self, options: dict[str, Any], effort: int | None) -> Any:
-        """Returns parameters for one search, because all threads share those that faiss keeps on
-        the index itself.
+        """Returns the parameters of one search. Parameters set on the faiss index itself would
+        apply to all threads.
         """
         index = self._index
         if isinstance(index, faiss.IndexHNSW):
@@ -124,17 +119,16 @@ class FaissIndex:
         except RuntimeError as error:
             refuse_too_many_files(error)
             raise ArtifactInvalid(
-                f"{path} is not a readable index", remedy="build it again with `mlcd index`"
+                f"{path} cannot be read as an index", remedy="build it again with `mlcd index`"
             ) from error
         return cls(index)
 
 
 @contextmanager
 def _assigning_on_gpus(cells: Any) -> Iterator[None]:
-    """Runs the k-means of the cells on GPUs, where there are any; it takes most of the time of an
-    index.
+    """Runs the k-means of the cells, which takes most of a build, on the GPUs if there are any.
 
-    Searches stay on the CPU, because GPU indexes support no selectors.
+    Searches stay on the CPU, because GPU indexes do not support selectors.
     """
     if faiss.get_num_gpus() == 0:
         yield
@@ -144,11 +138,11 @@ def _assigning_on_gpus(cells: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        cells.clustering_index = None  # the index does not own it
+        cells.clustering_index = None  # a borrowed pointer: `assigner` is freed here
 
 
 def _recipe(kind: Kind, dimension: int, num_rows: int) -> str:
-    """Returns the description that faiss's index factory takes."""
+    """Returns the description string for faiss's index factory."""
     if kind == "flat":
         return "Flat"
     if kind == "hnsw":

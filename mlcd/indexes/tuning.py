@@ -1,9 +1,9 @@
 """Chooses an index by the number of rows, and its effort by measurement on held-out queries.
 
-Rows are held out before the index is made. Half of them choose the effort, the other half audit it;
-the truth is an exact scan. Where no effort reaches the target, the index is dropped: every search
-is a scan, and no recall is promised that was not measured. The held-out rows join the index
-afterward.
+Rows are held out as queries before the index is built. Half of them select the effort, the other
+half measure its recall; an exact scan gives the true neighbors. If no effort reaches the target,
+the index is dropped and every search is a scan, so no recall is promised without a measurement. The
+held-out rows are added to the index afterward.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,35 +20,34 @@ if TYPE_CHECKING:  # it imports faiss
     from mlcd.indexes.faiss import FaissIndex
 
 AUDITED_TOP: Final = 10
-# rows; below, a scan takes milliseconds, and no index gains enough to be worth an approximate
-# answer
+# Below this, a scan takes milliseconds: no speedup is worth approximate results.
 FLAT_ROWS: Final = 50_000
-# rows; above, a graph takes hours to make and to make again, while cells take minutes
+# Above this, building a graph takes hours, while building cells takes minutes.
 HNSW_ROWS: Final = 250_000
 SQ8_ROWS: Final = 10_000_000
-# A graph takes only those that are not below the number of neighbors asked for.
+# The effort of a graph must be at least the requested number of neighbors.
 EFFORTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-# Half of them audit. A recall of 1.0 on 1,000 queries has the lower bound 0.9962, so that higher
-# targets cannot be shown.
+# Half of the queries audit the recall. A recall of 1.0 on 1,000 queries has the lower bound 0.9962,
+# so higher targets cannot be confirmed.
 HELD_OUT_QUERIES: Final = 2000
 LARGEST_TARGET: Final = 0.995
 _WIDENING: Final = {"flat": 1, "hnsw": 1, "ivf-sq8": 4, "ivf-pq": 16}
 _RESCORED_QUERIES: Final = 64
-# rows added at a time to cells, which do not depend on it; the work can be stopped in between
-_ADDED_ROWS: Final = 8192
-# rows added at a time to a graph: with 4,096 its recall of 60,000 clustered rows was 0.94, with
-# these 0.98, at one effort
-_GRAPH_ROWS: Final = 65_536
+# Rows per `add` to cells. It does not affect the cells; the build can be canceled in between.
+_CELL_BLOCK_ROWS: Final = 8192
+# Rows per `add` to a graph. It affects recall: 0.98 on 60,000 clustered rows with this block, 0.94
+# with blocks of 4,096, at the same effort.
+_GRAPH_BLOCK_ROWS: Final = 65_536
 _NORMAL_95: Final = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class Recall:
-    """The share of the true `AUDITED_TOP` that was found, with its Wilson interval of 95 %, on
-    `queries` held-out rows.
+    """The share of the true `AUDITED_TOP` neighbors that were found for `queries` held-out rows,
+    with its 95 % Wilson interval [low, high].
 
-    A query counts once, however many neighbors it has, because the neighbors of one query are not
-    independent. rows: how many the index held when it was measured.
+    The interval counts each query as one observation, because the neighbors of one query are not
+    independent. rows: number of rows in the index when it was measured.
     """
 
     target: float
@@ -61,10 +60,10 @@ class Recall:
 
 @dataclass(frozen=True)
 class Tuned:
-    """An index with the effort that reaches its target; its rows are numbered as they were given.
+    """An index with the effort that reaches its target recall.
 
-    index: None where every search is a scan. widening: how many candidates for each answer are
-    scored again in float32.
+    index: None if every search is a scan. effort: see `FaissIndex.search`. widening: number of
+    candidates per requested neighbor that are rescored in float32.
     """
 
     kind: Kind
@@ -94,11 +93,11 @@ def tune(
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Tuned:
-    """Makes an index of `rows` whose audited recall reaches `target` by its lower bound.
+    """Builds an index of `rows` for which the lower bound of the audited recall reaches `target`.
 
-    rows: float32 [N, D], in random order. The last `HELD_OUT_QUERIES` of them, at most a fifth of
-    all, are the queries. kind: a kind other than the one that suits the size. advance: is called
-    with the number of further rows done, 0 at other steps; what it raises ends the work.
+    rows: float32 [N, D], in random order; the last `HELD_OUT_QUERIES`, at most a fifth, are the
+    queries. kind: None chooses by the number of rows. advance: called with the number of rows
+    processed since the last call, 0 between steps; raise in it to cancel.
     """
     kind = kind or kind_for(len(rows))
     if kind == "flat":
@@ -107,14 +106,12 @@ def tune(
     from mlcd.indexes.faiss import FaissIndex
 
     num_held_out = min(HELD_OUT_QUERIES, len(rows) // 5)
-    indexed, queries = (
-        rows[: len(rows) - num_held_out],
-        np.asarray(rows[len(rows) - num_held_out :]),
-    )
+    indexed = rows[: len(rows) - num_held_out]
+    queries = np.asarray(rows[len(rows) - num_held_out :])
     index = FaissIndex.train(
         kind, _sample(indexed, training_rows(kind, len(rows)), seed), num_rows=len(rows)
     )
-    block_rows = _GRAPH_ROWS if kind == "hnsw" else _ADDED_ROWS
+    block_rows = _GRAPH_BLOCK_ROWS if kind == "hnsw" else _CELL_BLOCK_ROWS
     for start in range(0, len(indexed), block_rows):
         block = indexed[start : start + block_rows]
         index.add(block)
@@ -142,7 +139,7 @@ def tune(
 
 
 def rescore(queries: Embeddings, rows: Embeddings, neighbors: Neighbors, top: int) -> Neighbors:
-    """Returns the best `top` of the neighbors by their float32 vectors: [Q, top]."""
+    """Returns the best `top` of the neighbors, scored by their float32 vectors: [Q, top]."""
     scores = np.empty(neighbors.ids.shape, dtype=np.float32)
     for start in range(0, len(queries), _RESCORED_QUERIES):
         block = slice(start, start + _RESCORED_QUERIES)
@@ -156,23 +153,24 @@ def rescore(queries: Embeddings, rows: Embeddings, neighbors: Neighbors, top: in
 
 
 def measure(neighbors: Neighbors, truth: Neighbors, target: float, num_rows: int) -> Recall:
-    """Measures recall by score and not by id, so that any of several equal neighbors counts."""
-    last = np.where(np.isfinite(truth.scores), truth.scores, np.inf).min(axis=1, keepdims=True)
+    """Measures recall by score, not by id, so that any of several tied neighbors counts."""
+    finite_scores = np.where(np.isfinite(truth.scores), truth.scores, np.inf)
+    least_true_score = finite_scores.min(axis=1, keepdims=True)
     num_true = np.isfinite(truth.scores).sum(axis=1)
-    hits = np.minimum((neighbors.scores >= last - _ROUNDING).sum(axis=1), num_true)
+    hits = np.minimum((neighbors.scores >= least_true_score - _ROUNDING).sum(axis=1), num_true)
     share = float(np.mean(hits / np.maximum(num_true, 1)))
     low, high = wilson(share, len(hits))
     return Recall(target, share, low, high, len(hits), num_rows)
 
 
-# difference between two orders of summation of one inner product of unit vectors in float32
+# Inner products of unit vectors in float32 differ by up to this with the order of summation.
 _ROUNDING: Final = 1e-6
 
 
 def wilson(share: float, num: int) -> tuple[float, float]:
-    """Returns the 95 % interval of a mean of `num` values in [0, 1], as if each were 0 or 1.
+    """Returns the 95 % Wilson interval of a mean of `num` values in [0, 1], treated as binary.
 
-    It is never narrower than the true interval.
+    Values between 0 and 1 vary less, so it is never narrower than the true interval.
     """
     squared = _NORMAL_95**2
     center = share + squared / (2 * num)
@@ -182,7 +180,7 @@ def wilson(share: float, num: int) -> tuple[float, float]:
 
 
 def graph_efforts() -> tuple[int, ...]:
-    """Returns the efforts that a graph takes for the audited number of neighbors."""
+    """Returns the efforts that a graph accepts for `AUDITED_TOP` neighbors."""
     return tuple(effort for effort in EFFORTS if effort >= AUDITED_TOP)
 
 
@@ -195,10 +193,11 @@ def choose_effort(
     efforts: Sequence[int],
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, Recall] | None:
-    """Returns the least effort that reaches the target on half of the queries, and its recall on
-    the other half; None where none does.
+    """Returns the least effort that reaches the target on both halves of the queries, and its
+    recall on the second half; None if no effort does.
 
-    search: finds the neighbors of a part of the queries at an effort. truth: those of all of them.
+    search: returns the neighbors of a slice of the queries at an effort. truth: true neighbors of
+    all queries. efforts: ascending.
     """
     half = len(truth.ids) // 2
 
@@ -217,5 +216,5 @@ def choose_effort(
 
 
 def _sample(rows: Embeddings, num: int, seed: int) -> Embeddings:
-    chosen = np.random.default_rng(seed).choice(len(rows), min(num, len(rows)), replace=False)
-    return np.asarray(rows[np.sort(chosen)])
+    sampled = np.random.default_rng(seed).choice(len(rows), min(num, len(rows)), replace=False)
+    return np.asarray(rows[np.sort(sampled)])

@@ -1,3 +1,3 @@
-"""The losses: pure functions on logits. `margins` and `negatives` make the logits from embeddings
-and centers.
+"""Loss functions on logits. `margins`, `negatives` and `positives` choose and adjust the classes of
+the logits.
 """

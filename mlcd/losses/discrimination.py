@@ -1,4 +1,5 @@
-"""Cluster discrimination with one label (CD), several (MLC), and several told apart (MLCD).
+"""Cluster discrimination with one label (CD), several labels (MLC), and several labels whose
+positive and negative terms are separate (MLCD).
 
 Each loss takes the logits of a sample's positive classes [B, P] and of its negative classes [B, N];
 -inf marks an absent entry. With LSEn = log sum_j exp(s_j) over negatives and LSEp = log sum_i
@@ -8,9 +9,10 @@ exp(-s_i) over positives:
     MLC   Eq. 4   softplus(LSEn + LSEp)                   = log(1 + N P)
     MLCD  Eq. 5   softplus(LSEn) + softplus(LSEp)         = log((1 + N)(1 + P))
 
-Eq. 5 as printed, log(1 + NP + N + P), is the product form; the factorized sum never overflows. The
-computation is in float32 at least, with autocast off. The `*_from_log_sums` forms take the two
-log-sums after a reduction over processes: the softplus is applied once, after the reduction.
+N and P are the sums exp(LSEn) and exp(LSEp). The paper prints Eq. 5 as log(1 + NP + N + P); the
+factorized sum used here never overflows. Losses are computed in float32 or float64, with autocast
+off. With classes sharded over processes, reduce the two log-sums over the processes, then call
+`*_from_log_sums`.
 """
 
 from typing import Literal
@@ -28,7 +30,7 @@ def cd_loss(
     """Computes Eq. 3 for exactly one positive per sample: [B, 1] and [B, N] to a scalar or [B]."""
     if positive_logits.shape[1] != 1:
         raise ValueError(
-            f"CD takes one positive per sample, got {positive_logits.shape[1]}: "
+            f"cd_loss takes exactly one positive per sample, got {positive_logits.shape[1]}: "
             "use mlc_loss or mlcd_loss"
         )
     return mlc_loss(positive_logits, negative_logits, reduction=reduction)
@@ -50,7 +52,7 @@ def mlcd_loss(
 ) -> Tensor:
     """Computes Eq. 5: [B, P] and [B, N] to a scalar or [B].
 
-    A `bias` b on every logit makes it ZLPR with threshold -b.
+    bias: constant b added to every logit; the loss is then ZLPR with threshold -b.
     """
     return _reduce(
         mlcd_from_log_sums(*log_sums(positive_logits, negative_logits), bias=bias), reduction
@@ -58,8 +60,8 @@ def mlcd_loss(
 
 
 def mlc_from_log_sums(lse_positive: Tensor, lse_negative: Tensor) -> Tensor:
-    """Computes Eq. 4 from the log-sums: [B], [B] to [B]; 0 for a sample without positives or
-    without negatives.
+    """Computes Eq. 4 from the log-sums: [B], [B] to [B]. A sample without positives, or without
+    negatives, has loss 0.
     """
     return softplus(lse_negative + lse_positive)
 
@@ -67,34 +69,37 @@ def mlc_from_log_sums(lse_positive: Tensor, lse_negative: Tensor) -> Tensor:
 def mlcd_from_log_sums(
     lse_positive: Tensor, lse_negative: Tensor, *, bias: float | Tensor = 0.0
 ) -> Tensor:
-    """Computes Eq. 5 from the log-sums: [B], [B] to [B]; the half of an absent side is 0."""
+    """Computes Eq. 5 from the log-sums: [B], [B] to [B]. Without positives (or negatives), the
+    positive (or negative) term is 0.
+    """
     return softplus(lse_negative + bias) + softplus(lse_positive - bias)
 
 
 def log_sums(positive_logits: Tensor, negative_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (LSEp, LSEn), each [B]; -inf for a sample without them."""
+    """Returns (LSEp, LSEn), each [B]; -inf for a sample without positives or negatives."""
     with torch.autocast(positive_logits.device.type, enabled=False):
-        positive, negative = _at_least_float32(positive_logits), _at_least_float32(negative_logits)
+        positive = _promote_to_float32(positive_logits)
+        negative = _promote_to_float32(negative_logits)
         absent = positive == -torch.inf
         return _logsumexp((-positive).masked_fill(absent, -torch.inf)), _logsumexp(negative)
 
 
 def softplus(x: Tensor) -> Tensor:
     """Returns log(1 + exp(x)), exact to float64's last digits."""
-    # torch switches to the identity at 20, where the error is still 2e-9; at 40 it is 4e-18.
+    # By default, torch returns x itself above 20, an error of 2e-9; above 40 it is 4e-18.
     return functional.softplus(x, threshold=40.0)
 
 
 def _logsumexp(logits: Tensor) -> Tensor:
-    """Reduces dim 1, with gradient 0 (not NaN) where every entry is -inf or there is none."""
+    """Reduces dim 1. A row that is empty or all -inf gets gradient 0, not NaN."""
     if logits.shape[1] == 0:
         return logits.new_full((logits.shape[0],), -torch.inf)
-    nothing = (logits == -torch.inf).all(dim=1)
-    safe = torch.where(nothing[:, None], torch.zeros_like(logits), logits)
-    return torch.logsumexp(safe, dim=1).masked_fill(nothing, -torch.inf)
+    all_absent = (logits == -torch.inf).all(dim=1)
+    finite = torch.where(all_absent[:, None], torch.zeros_like(logits), logits)
+    return torch.logsumexp(finite, dim=1).masked_fill(all_absent, -torch.inf)
 
 
-def _at_least_float32(logits: Tensor) -> Tensor:
+def _promote_to_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 

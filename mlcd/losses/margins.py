@@ -1,5 +1,5 @@
-"""The margins on the cosines of positives: a sample must be nearer to its own classes
-by this much.
+"""Margins that lower the cosines of positives, so that a sample must be nearer to its own classes
+than to other classes by the margin.
 """
 
 import math
@@ -21,10 +21,10 @@ def with_margin(
     margin: float = 0.3,
     grad: MarginGrad = "straight_through",
 ) -> Tensor:
-    """Returns the cosines of positives, lowered by the margin; the shape stays.
+    """Returns the cosines of positives lowered by the margin, in the same shape.
 
-    arcface: cos(theta + m) (Deng et al., CVPR 2019). Where theta + m passes pi, below cos theta =
-    -cos m, it would rise again, so it goes on as the line of slope 1 through that point. cosface:
+    arcface: cos(theta + m) (Deng et al., CVPR 2019). For theta + m > pi, that is cos theta <
+    -cos m, the cosine would rise again, so a line of slope 1 continues it from that point. cosface:
     cos theta - m (Wang et al., CVPR 2018). grad: `straight_through` passes the gradient unchanged,
     as the authors' code does; `exact` multiplies it by sin(theta + m) / sin(theta).
     """
@@ -37,10 +37,9 @@ def with_margin(
 
 
 def _arcface(cosines: Tensor, margin: float) -> Tensor:
-    # cos t cos m - sin t sin m: arccos has an infinite derivative at |cos| = 1.
+    # Expands cos(t + m) instead of calling arccos, whose derivative is infinite at |cos| = 1.
     sines = torch.sqrt((1.0 - cosines * cosines).clamp_min(_MIN_SINE**2))
-    inside = cosines * math.cos(margin) - sines * math.sin(margin)
-    # At cos t = -cos m the inside branch is -1; the line of slope 1 through that point continues
-    # below.
-    beyond = cosines + math.cos(margin) - 1.0
-    return torch.where(cosines > -math.cos(margin), inside, beyond)
+    rotated = cosines * math.cos(margin) - sines * math.sin(margin)
+    # Both are -1 at cos t = -cos m.
+    line = cosines + math.cos(margin) - 1.0
+    return torch.where(cosines > -math.cos(margin), rotated, line)

@@ -1,16 +1,17 @@
-"""The classes that serve as negatives in a step.
+"""Draws the classes that serve as negatives in a step.
 
-They are a function of (seed, step, class id) and, under `partialfc`, of the global batch's labels;
-they never depend on the number of processes or the shard layout. The policies:
+The draw depends on (seed, step, class id) and, under `partialfc`, on the global batch's labels. It
+never depends on the number of processes or the shard layout. The policies, for k classes and the
+ratio r:
 
-    independent  int(r k) classes, uniformly without replacement, blind to labels: the paper
+    independent  int(r k) classes, uniformly without replacement, regardless of labels: the paper
                  taken literally
-    partialfc    the batch's positives, filled up to int(r k) uniformly; the positives alone
-                 where they are more (insightface; with several labels per image it runs out of
-                 random negatives)
+    partialfc    the batch's positives, and random classes up to int(r k) in all; only the
+                 positives if these are more (insightface; several labels per image can leave
+                 no room for random negatives)
 
-A class is drawn when its hash with (seed, step) is among the smallest. Each sample's own positives
-are masked afterwards; other samples' positives are legal negatives.
+The classes with the smallest hashes of (seed, step, class id) are drawn. Each sample's own
+positives are masked afterward; other samples' positives are valid negatives.
 """
 
 from typing import Final, Literal
@@ -42,10 +43,10 @@ def draw_negatives(
     labels: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Returns the ascending int64 ids of the classes drawn in this step; all of them at r = 1.
+    """Returns the ids of the classes drawn in this step, at least one: int64, ascending.
 
-    labels: int64 [B, L] of the global batch, which `partialfc` needs. At least one class
-    is drawn.
+    ratio: share of the classes to draw; 1 draws all. labels: int64 [B, L] of the global batch,
+    required by `partialfc`.
     """
     if not 0.0 < ratio <= 1.0:
         raise ConfigInvalid(f"the negative ratio must be in (0, 1], got {ratio}")
@@ -56,23 +57,23 @@ def draw_negatives(
     hashes = hash_classes(seed, step, ids)
     if policy == "partialfc":
         if labels is None:
-            raise ValueError("the policy partialfc needs the labels of the global batch")
+            raise ValueError("partialfc requires the labels of the global batch, got None")
         if labels.numel() > quota:
-            # Only here the number depends on the labels, so the host reads it.
+            # The labels can raise the quota only here; reading it waits for the GPU.
             quota = max(quota, int(num_distinct(labels)))
-        # The last entry takes the padding, -1.
+        # Index num_classes absorbs the padding, -1.
         marked_ids = torch.where(labels >= 0, labels, num_classes).flatten()
         marked = torch.cat([hashes, hashes[:1]]).index_fill_(0, marked_ids, _SMALLEST)
         hashes = marked[:num_classes]
-    # Their number is known, so a GPU is not waited for.
+    # The host knows the quota, so topk does not wait for the GPU.
     return hashes.topk(quota, largest=False, sorted=False).indices.sort().values
 
 
 def hash_classes(seed: int, step: int, ids: Tensor) -> Tensor:
-    """Returns int64 hashes whose signed order is the unsigned order of
-    `mlcd.randomness.hash_counters` of the same counters.
+    """Returns int64 hashes of the ids, whose signed order equals the unsigned order of the hashes
+    that `mlcd.randomness.hash_counters` computes.
     """
-    # on the host, so that a GPU gets no kernels for a single number; it takes it along to the ids
+    # A CPU scalar: the first rounds launch no GPU kernel; it combines with ids on any device.
     state = torch.zeros((), dtype=torch.int64)
     for counter in (seed, Stream.NEGATIVES, step, ids):
         state = _mix(state ^ counter)
@@ -87,17 +88,18 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Shifts to the right and fills with zeros."""
+    """Shifts right, filling with zeros (a logical shift)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def own_slots(drawn: Tensor, labels: Tensor) -> Tensor:
-    """Returns where in `drawn` (ascending ids) each label [B, L] is.
+    """Returns the index in `drawn` (ascending ids) of each label, [B, L].
 
-    A label that is not drawn is at -1 - len(drawn), before the first of any chunk.
+    For a label that was not drawn the index is -1 - len(drawn), which stays negative after a caller
+    adds the offset of a chunk.
     """
-    nowhere = -1 - len(drawn)
+    not_drawn = -1 - len(drawn)
     if len(drawn) == 0:
-        return torch.full_like(labels, nowhere)
+        return torch.full_like(labels, not_drawn)
     slots = torch.searchsorted(drawn, labels.clamp_min(0)).clamp_max(len(drawn) - 1)
-    return torch.where((drawn[slots] == labels) & (labels >= 0), slots, nowhere)
+    return torch.where((drawn[slots] == labels) & (labels >= 0), slots, not_drawn)

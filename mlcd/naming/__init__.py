@@ -1,1 +1,1 @@
-"""Names for clusters, with reasons: arrays in, names out; no file and no engine is touched."""
+"""Names clusters and reports the evidence. Works on arrays only: no file access, no model."""

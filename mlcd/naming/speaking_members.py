@@ -1,4 +1,4 @@
-"""The members that speak for a cluster, and the words nearest to them.
+"""Samples the members of each cluster, and finds the words nearest to them.
 
 Shapes: N members, K clusters, W words, D dimension.
 """
@@ -12,38 +12,40 @@ from mlcd.clustering.nearest import CenterScan
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings
 
-# members of all clusters together, and of one at least: 20,000 words for each take seconds
+# Sampled members of all clusters together; comparing them with 20,000 words takes seconds.
 _ALL_MEMBERS: Final = 8192
-_LEAST_MEMBERS: Final = 8
+_LEAST_MEMBERS: Final = 8  # per cluster
 NEAREST_WORDS: Final = 5
-_SHORTEST: Final = 1e-6  # a row closer to the mean than that has no direction
+_LEAST_DISTANCE: Final = 1e-6  # from the mean; a nearer row has no direction
 
 
 def draw_members(assignment: NDArray[np.integer], num_clusters: int) -> NDArray[np.int64]:
-    """Returns the numbers of the members to ask, ascending; of a large cluster a sample by hash."""
+    """Returns the indices of the sampled members, ascending: all of a small cluster, those with the
+    lowest hashes of a large one.
+    """
     num_each = max(_LEAST_MEMBERS, _ALL_MEMBERS // max(1, num_clusters))
-    numbers = np.arange(len(assignment))
-    order = np.lexsort((hash_counters(numbers), assignment))
-    of = assignment[order]
-    rank = np.arange(len(of)) - np.searchsorted(of, of)
+    members = np.arange(len(assignment))
+    order = np.lexsort((hash_counters(members), assignment))
+    clusters = assignment[order]
+    rank = np.arange(len(clusters)) - np.searchsorted(clusters, clusters)
     return np.sort(order[rank < num_each])
 
 
 def nearest_words(
     members_ND: Embeddings, words_WD: Embeddings, num: int = NEAREST_WORDS
 ) -> NDArray[np.int32]:
-    """Returns the numbers of the words nearest to each member, [N, num], -1 where there are fewer.
+    """Returns the indices of the `num` words nearest to each member, [N, num], padded with -1.
 
-    Images and texts lie in two cones of their own, so each side is compared after subtracting its
-    mean. That also takes from a word what it has in common with all images.
+    Embeddings of images and of texts lie in two separate cones, so the mean of each is subtracted
+    before they are compared.
     """
     nearest = CenterScan(_directions(words_WD)).nearest(_directions(members_ND), num)
     return nearest.ids.astype(np.int32)
 
 
 def _directions(rows: Embeddings) -> Embeddings:
-    """Returns the unit rows less their mean; those that are the mean become zero."""
-    around: NDArray[np.float64] = rows - rows.mean(axis=0, dtype=np.float64)
-    lengths = np.linalg.norm(around, axis=1, keepdims=True)
-    around /= np.where(lengths > _SHORTEST, lengths, np.inf)
-    return around.astype(np.float32)
+    """Returns rows - mean, scaled to norm 1; a row equal to the mean becomes zeros."""
+    centered: NDArray[np.float64] = rows - rows.mean(axis=0, dtype=np.float64)
+    lengths = np.linalg.norm(centered, axis=1, keepdims=True)
+    centered /= np.where(lengths > _LEAST_DISTANCE, lengths, np.inf)
+    return centered.astype(np.float32)

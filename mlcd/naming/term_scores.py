@@ -1,8 +1,8 @@
-"""The scores of terms as names of clusters: how far the members agree on a term, and the others do
-not.
+"""Scores terms as names of clusters: high if members of the cluster have the term and members of
+other clusters do not.
 
-A term that is the r-th best of a member counts 1/r for it. Shapes: K clusters, W terms of the
-vocabulary, P pairs of a cluster and a term that some member of it has.
+The r-th best term of a member has weight 1/r. Shapes: K clusters, W terms of the vocabulary, P
+pairs of a cluster and a term of its members.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ _Number = TypeVar("_Number", np.int64, np.float64)
 
 @dataclass(frozen=True)
 class Tally:
-    """The sums over the members of each cluster, for the pairs that occur, by cluster and then by
-    term.
+    """Counts of the pairs (cluster, term) that occur, sorted by cluster, then by term.
 
-    clusters, terms: int64 [P]. weights: float64 [P], the sum of 1/r. having: int64 [P], the members
-    that have the term. leading: int64 [P], the members whose best term it is. sizes: int64 [K],
-    members. totals, owners: [W], weights and having over all clusters.
+    clusters, terms: int64 [P]. weights: float64 [P], sum of 1/r over the members. having: int64
+    [P], number of members with the term. leading: int64 [P], number of members whose best term it
+    is. sizes: int64 [K], number of members. totals, owners: [W], weights and having summed over all
+    clusters.
     """
 
     clusters: NDArray[np.int64]
@@ -38,21 +38,21 @@ class Tally:
 
     @classmethod
     def of(cls, terms: MemberTerms, assignment: NDArray[np.integer], num_clusters: int) -> "Tally":
-        """Counts the terms of each cluster. assignment: [N], the cluster of each member."""
+        """Counts the terms of each cluster. assignment: cluster of each member, [N]."""
         num_terms, num_ranks = len(terms.vocabulary), terms.num_ranks
         pairs = assignment[terms.members].astype(np.int64) * num_terms + terms.terms
-        # one sort of plain numbers, because this runs for every shuffle
+        # A single sort of integers is fast; this runs for every shuffle.
         entries = np.sort(pairs * num_ranks + terms.ranks)
         pairs, ranks = np.divmod(entries, num_ranks)
         starts = np.flatnonzero(np.diff(pairs, prepend=-1))
-        clusters, of_pair = np.divmod(pairs[starts], max(1, num_terms))
+        clusters, pair_terms = np.divmod(pairs[starts], max(1, num_terms))
         weight_of_rank = 1 / np.arange(1, num_ranks + 1)
         totals: NDArray[np.float64] = np.bincount(
             terms.terms, weights=weight_of_rank[terms.ranks], minlength=num_terms
         ).astype(np.float64)
         return cls(
             clusters=clusters,
-            terms=of_pair,
+            terms=pair_terms,
             weights=_sums(weight_of_rank[ranks], starts, np.float64),
             having=np.diff(starts, append=len(pairs)),
             leading=_sums(ranks == 0, starts, np.int64),
@@ -63,16 +63,18 @@ class Tally:
 
     @property
     def bounds(self) -> NDArray[np.int64]:
-        """Returns [K + 1]: where the pairs of each cluster begin."""
+        """Returns the index of each cluster's first pair, [K + 1]."""
         return np.searchsorted(self.clusters, np.arange(len(self.sizes) + 1))
 
 
-# score(tally) returns float64 [P], the higher the better
+# score(tally) returns float64 [P]; higher is better
 Score: TypeAlias = Callable[[Tally], NDArray[np.float64]]
 
 
 def contrast(tally: Tally) -> NDArray[np.float64]:
-    """Returns the mean weight of a term among the members, less its mean among all others."""
+    """Returns the term's mean weight over the members, less its mean weight over all members of
+    other clusters.
+    """
     sizes = tally.sizes[tally.clusters]
     num_outside = tally.sizes.sum() - sizes
     elsewhere = (tally.totals[tally.terms] - tally.weights) / np.maximum(num_outside, 1)
@@ -81,10 +83,10 @@ def contrast(tally: Tally) -> NDArray[np.float64]:
 
 
 def class_tf_idf(tally: Tally) -> NDArray[np.float64]:
-    """Returns the mean weight of a term among the members, times log(1 + A / f).
+    """Returns the term's mean weight over the members, times log(1 + A / f).
 
-    f is the weight of the term over all clusters, and A the mean over clusters with members of the
-    weight of all terms (Grootendorst 2022: BERTopic, section 3.3).
+    f is the total weight of the term in all clusters; A is the total weight of all terms divided by
+    the number of non-empty clusters (Grootendorst 2022: BERTopic, section 3.3).
     """
     mean = tally.totals.sum() / max(1, int((tally.sizes > 0).sum()))
     rarity = np.log1p(mean / tally.totals[tally.terms])
@@ -104,7 +106,7 @@ def best_scores(tally: Tally, scores: NDArray[np.float64]) -> NDArray[np.float64
 def _sums(
     values: NDArray[Any], starts: NDArray[np.int64], dtype: type[_Number]
 ) -> NDArray[_Number]:
-    """Returns the sum of the values from each start to the next."""
+    """Returns the sum of the values from each start up to the next start."""
     if not len(starts):
         return np.zeros(0, dtype)
     sums: NDArray[_Number] = np.add.reduceat(values, starts, dtype=dtype)

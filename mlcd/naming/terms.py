@@ -1,7 +1,7 @@
 """The terms of a cluster's members: the words nearest to an image, the tokens of its caption, or
-the values of a field.
+the values of a metadata field.
 
-Shapes: N members, E entries (a term of a member).
+Shapes: N members, E entries, one for each term of each member.
 """
 
 import re
@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 # letters of any script, joined by hyphens and apostrophes
-_TOKEN: Final = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")  # noqa: RUF001 - the typographic one
+_TOKEN: Final = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*")  # noqa: RUF001 - typographic apostrophe
 
 
 @dataclass(frozen=True)
 class MemberTerms:
-    """The terms that each member has, each at most once.
+    """The distinct terms of each member.
 
-    members, terms, ranks: int64 [E]. A rank of 0 is a member's best term; terms without an order
-    all have it. Terms are numbers of the vocabulary.
+    members: index of the member, int64 [E]. terms: index into the vocabulary, int64 [E]. ranks:
+    int64 [E], 0 for a member's best term; all 0 for unordered terms.
     """
 
     vocabulary: tuple[str, ...]
@@ -33,24 +33,21 @@ class MemberTerms:
 
     @classmethod
     def of_lists(cls, lists: Sequence[Collection[str]]) -> "MemberTerms":
-        """Builds the terms of members that have them in no order; a repetition counts once."""
-        distinct = [sorted(set(terms_of_member)) for terms_of_member in lists]
-        vocabulary = tuple(
-            sorted({term for terms_of_member in distinct for term in terms_of_member})
-        )
-        number = {term: index for index, term in enumerate(vocabulary)}
+        """Builds unordered terms. lists: terms of each member; a repeated term counts once."""
+        distinct = [sorted(set(member_terms)) for member_terms in lists]
+        vocabulary = tuple(sorted({term for member_terms in distinct for term in member_terms}))
+        index_of = {term: index for index, term in enumerate(vocabulary)}
         terms = np.array(
-            [number[term] for terms_of_member in distinct for term in terms_of_member],
-            dtype=np.int64,
+            [index_of[term] for member_terms in distinct for term in member_terms], dtype=np.int64
         )
-        lengths = np.array([len(terms_of_member) for terms_of_member in distinct], dtype=np.int64)
+        lengths = np.array([len(member_terms) for member_terms in distinct], dtype=np.int64)
         members = np.repeat(np.arange(len(distinct)), lengths)
         return cls(vocabulary, members, terms, np.zeros_like(terms), len(distinct))
 
     @classmethod
     def of_ranked(cls, vocabulary: Sequence[str], best: NDArray[np.integer]) -> "MemberTerms":
-        """Builds the terms of members from the numbers of the best terms of each, [N, R], -1 where
-        there are fewer.
+        """Builds ranked terms. best: vocabulary indices of each member's terms, best first, [N, R],
+        padded with -1.
         """
         members, ranks = np.nonzero(best >= 0)
         terms = best[members, ranks].astype(np.int64)
@@ -62,5 +59,5 @@ class MemberTerms:
 
 
 def tokens(text: str) -> list[str]:
-    """Returns the words of a caption, in small letters and in their order."""
+    """Returns the words of a caption in order, case-folded."""
     return _TOKEN.findall(text.casefold())

@@ -1,1 +1,1 @@
-"""Collections in Milvus, which many servers write and search at once."""
+"""Collections in Milvus, which many servers can write and search at the same time."""

@@ -1,8 +1,8 @@
-"""The address of a Milvus server, as a URL and the environment give it.
+"""The address of a Milvus server, read from a URL and the environment.
 
     milvus://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE][?tls=true&index=hnsw|ivf_flat]
 
-MILVUS_USER and MILVUS_PASSWORD, or MILVUS_TOKEN, are used for a URL without a user.
+For a URL without a user, MILVUS_USER and MILVUS_PASSWORD, or else MILVUS_TOKEN, are used.
 """
 
 import os
@@ -17,15 +17,15 @@ from mlcd.errors import ConfigInvalid
 _PORT: Final = 19530
 _OPTIONS: Final = {"tls": ("true", "false"), "index": tuple(GRAPHS)}
 _FLAGS: Final = {"true": True, "false": False}
-_NOT_BUILT: Final = "diskann"  # an index of Milvus that the server of our tests cannot make
+_UNTESTED: Final = "diskann"  # an index of Milvus that our test server cannot build
 
 
 @dataclass(frozen=True)
 class MilvusAddress:
-    """The place of a Milvus, and the account by which it is asked.
+    """The address of a Milvus server, and the account for its requests.
 
-    shown: the URL without credentials. token: USER:PASSWORD, or an API key; empty: none. graph: the
-    index of collections that are made through this address.
+    shown: URL without credentials. token: USER:PASSWORD or an API key; empty without an account.
+    graph: index of collections that are created through this address.
     """
 
     shown: str
@@ -43,7 +43,7 @@ class MilvusAddress:
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Parses a URL. Raises ConfigInvalid, without the URL's credentials."""
+        """Parses a URL. Raises ConfigInvalid, whose message does not contain credentials."""
         parts = urlsplit(url)
         shown = describe_store(url)
         try:
@@ -55,43 +55,43 @@ class MilvusAddress:
         database = unquote(parts.path.strip("/"))
         if not parts.hostname or "/" in database:
             raise ConfigInvalid(f"{shown} is not an address", remedy=f"give {SHAPES['milvus']}")
-        chosen = _read_options(shown, parts.query)
+        options = _read_options(shown, parts.query)
         return cls(
             shown,
             parts.hostname,
             port,
             database,
-            _FLAGS[chosen.get("tls", "false")],
-            GRAPHS[chosen.get("index", "hnsw")],
-            _token(unquote(parts.username or ""), unquote(parts.password or "")),
+            _FLAGS[options.get("tls", "false")],
+            GRAPHS[options.get("index", "hnsw")],
+            _choose_token(unquote(parts.username or ""), unquote(parts.password or "")),
         )
 
 
 def _read_options(shown: str, query: str) -> dict[str, str]:
-    chosen = {}
+    options = {}
     for name, values in parse_qs(query, keep_blank_values=True).items():
         allowed = _OPTIONS.get(name)
         if allowed is None:
             raise ConfigInvalid(
-                f"the URL of {shown} has an option that is not known",
+                f"the URL of {shown} has an unknown option",
                 remedy=f"options are {', '.join(_OPTIONS)}",
             )
-        if name == "index" and values[-1].lower() == _NOT_BUILT:
+        if name == "index" and values[-1].lower() == _UNTESTED:
             raise ConfigInvalid(
-                f"the index {_NOT_BUILT} that the URL of {shown} asks for is not offered (no Milvus"
-                " of our tests builds it)",
+                f"the index {_UNTESTED} in the URL of {shown} is not offered (our test server of"
+                " Milvus cannot build it)",
                 remedy=f"give one of {', '.join(allowed)}",
             )
         if values[-1] not in allowed:
             raise ConfigInvalid(
-                f"the option {name} of {shown} has another value than it can",
+                f"the option {name} of {shown} has an invalid value",
                 remedy=f"give one of {', '.join(allowed)}",
             )
-        chosen[name] = values[-1]
-    return chosen
+        options[name] = values[-1]
+    return options
 
 
-def _token(user: str, password: str) -> str:
+def _choose_token(user: str, password: str) -> str:
     environment = os.environ  # noqa: TID251 - as libpq does for Postgres; a command line shows passwords
     if user:
         return f"{user}:{password or environment.get('MILVUS_PASSWORD', '')}"

@@ -1,8 +1,8 @@
-"""A collection in Milvus: many servers write and search it at once.
+"""A collection in Milvus: many servers can write and search it at the same time.
 
-Every reading waits until Milvus has seen all that was acknowledged before it (`Strong`). What its
-index finds is scored again in float32. What Milvus cannot decide or find as we promise it is
-answered from all items in memory.
+Every read waits until Milvus has applied all writes acknowledged before it (`Strong`). Results of
+its index are rescored in float32. Searches that Milvus cannot answer as promised, by filter or by
+recall, use all items in memory.
 """
 
 import json
@@ -22,7 +22,7 @@ from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
 from mlcd.collections.milvus.expressions import EVERY, Wish, quote_list, wish_of
 from mlcd.collections.milvus.graph_kinds import GRAPHS
 from mlcd.collections.milvus.item_records import WHOLE, Record, key_of, read_rows
-from mlcd.collections.milvus.keyed_batch import KeyedBatch, in_parts, read_keys, rows_at_once
+from mlcd.collections.milvus.keyed_batch import KeyedBatch, read_keys, rows_per_message, split
 from mlcd.collections.milvus.known_facts import KnownFacts
 from mlcd.collections.milvus.schemas import ITEMS, PinnedCollection
 from mlcd.collections.milvus.thumbnails import MAX_BYTES, MilvusThumbnails, new_pictures
@@ -42,21 +42,21 @@ _CONSISTENCY: Final = (
 _CANNOT: Final = (
     f"thumbnails are not bounded as a whole, and none above {MAX_BYTES:,} bytes is kept",
     "a call that changes several items is not a transaction: after a failure some may be changed",
-    "two servers that change one item at one moment may both be told so, and one change be lost",
-    "the thumbnail of an item that they both change may be that of the lost change",
-    "an item that one server deletes may come back with metadata that another writes meanwhile",
+    "if two servers change an item at once, both may report success and one change be lost",
+    "the thumbnail of such an item may be that of the lost change",
+    "an item that one server deletes may come back if another writes its metadata meanwhile",
     "acknowledged writes survive a power cut only where Milvus syncs its log; standalone does not",
     IN_MEMORY,
-    "so are exact searches of many items, all before the first audit, and bounds on lists",
-    "a copy of more than 32 MB is not of one moment: what changes meanwhile may be in it or not",
-    "recall is audited on a second index of nearly all items, not on the one that is searched",
-    "what Milvus has not indexed yet it finds by an interim index, whose recall is not audited",
+    "exact searches of many items, bounds on lists and searches before an audit use it, too",
+    "a copy of more than 32 MB is not a snapshot: it may or may not have changes made meanwhile",
+    "recall is audited on a second index of nearly all items, not on the index that is searched",
+    "an interim index finds items that Milvus has not indexed yet; its recall is not audited",
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
-_COUNTS: Final = 128
-_GROWN: Final = 2  # times the audited items, after which recall is measured again
-_CHECKED: Final = 1000  # written items, after which their number is looked at
-_WRITTEN_ITEMS: Final = 4096  # at once
+_CACHED_COUNTS: Final = 128
+_AUDIT_GROWTH: Final = 2  # recall is measured again at this multiple of the audited items
+_CHECK_ITEMS: Final = 1000  # written items, after which an audit may be due
+_WRITTEN_ITEMS: Final = 4096  # items per batch
 _LISTED_BYTES: Final = 200
 _UNBOUNDED: Final = 2**40
 
@@ -72,7 +72,7 @@ class MilvusCollection(RemoteCollection):
         *,
         background: bool,
     ) -> None:
-        """pool: asks Milvus for two things at once."""
+        """pool: threads for concurrent requests to Milvus."""
         self.identity = pinned.identity
         self._items = VersionedItems(connection, pinned.identity, pinned.dimension)
         super().__init__(
@@ -87,10 +87,10 @@ class MilvusCollection(RemoteCollection):
         self._pool, self._background = pool, background
         self._pictures = MilvusThumbnails(connection, pinned.identity)
         self._facts = KnownFacts(connection, pinned.identity, pinned.dimension)
-        # asking Milvus what it has of the items takes as long for many as for one
-        self._changes = WaitingChanges(self._write, most=_WRITTEN_ITEMS, size=_num_items)
+        # Looking up the stored items takes as long for a batch as for one item.
+        self._changes = WaitingChanges(self._write, batch_size=_WRITTEN_ITEMS, size=_num_items)
         self._counts: dict[str, int] = {}
-        self._unchecked = _CHECKED
+        self._unchecked = _CHECK_ITEMS
 
     def __len__(self) -> int:
         return len(self._items)
@@ -135,9 +135,10 @@ class MilvusCollection(RemoteCollection):
     def _search_milvus(
         self, wish: Wish, queries: Embeddings, top: int, *, exact: bool
     ) -> SearchAnswer | None:
-        """Returns what Milvus finds; None where it cannot decide the filter, or promise the recall.
+        """Returns the results of Milvus; None if it cannot evaluate the filter, or no effort
+        reaches the recall.
 
-        How many items match is remembered, and counted again while they are searched.
+        The number of matching items is cached, and counted again during the search.
         """
         undecided = self._pool.submit(self._is_undecided, wish)
         matching = self._counts.get(wish.expression)
@@ -159,16 +160,16 @@ class MilvusCollection(RemoteCollection):
         return self._connection.count(self.identity, expression, ITEMS) > 0
 
     def _count(self, expression: str) -> int:
-        """Returns how many items match, and remembers it."""
+        """Returns how many items match the expression, and caches the number."""
         condition = "" if expression == EVERY else expression
         counted = self._connection.count(self.identity, condition, ITEMS)
-        if len(self._counts) > _COUNTS:
+        if len(self._counts) > _CACHED_COUNTS:
             self._counts = {}
         self._counts[expression] = counted
         return counted
 
     def _compare_all(self, expression: str, queries: Embeddings, top: int) -> SearchAnswer | None:
-        """Compares all items that match, and counts them; None where they are many by now."""
+        """Scans and counts all items that match; returns None if there are too many by now."""
         try:
             records = self._connection.query(
                 self.identity, expression, WHOLE, ITEMS, limit=2 * _SCAN_AT_MOST
@@ -191,15 +192,15 @@ class MilvusCollection(RemoteCollection):
         matching: int,
         counting: Future[int],
     ) -> SearchAnswer | None:
-        """Searches the index, again where the number of matching items asks for more effort than
-        the one that was remembered; None where no effort is known.
+        """Searches the index. If the new count of matching items requires more effort than the
+        cached count, it searches again. Returns None if no effort is known, or too few are found.
         """
-        effort = self._effort(min(top, matching), matching)
+        effort = self._choose_effort(min(top, matching), matching)
         if effort is None:
             return None
         matches = self._nearest(expression, queries, min(top, matching), effort)
         counted = counting.result()
-        needed = self._effort(min(top, counted), counted)
+        needed = self._choose_effort(min(top, counted), counted)
         if needed is None:
             return self._compare_all(expression, queries, top)
         if needed > effort:
@@ -208,8 +209,8 @@ class MilvusCollection(RemoteCollection):
             return None
         return SearchAnswer(matches, False, counted)
 
-    def _effort(self, num_answers: int, matching: int) -> int | None:
-        self._facts.refresh_where_old()
+    def _choose_effort(self, num_answers: int, matching: int) -> int | None:
+        self._facts.refresh_if_old()
         audit = self._facts.audit
         effort = audit.effort
         if effort is None and matching > MOST_ITEMS:
@@ -226,15 +227,15 @@ class MilvusCollection(RemoteCollection):
     def _nearest(
         self, expression: str, queries: Embeddings, num_answers: int, effort: int
     ) -> list[list[FoundItem]]:
-        """Returns the nearest items that Milvus finds for each query."""
+        """Returns the nearest items of each query, as found by Milvus."""
         condition = "" if expression == EVERY else expression
         params = self._graph.search_params(effort, num_answers)
-        at_once = rows_at_once(self.dimension)
-        fits_whole = num_answers <= at_once
+        max_rows = rows_per_message(self.dimension)
+        fits_whole = num_answers <= max_rows
         matches = []
-        num = max(1, at_once // num_answers)
-        for start in range(0, len(queries), num):
-            block = queries[start : start + num]
+        block_size = max(1, max_rows // num_answers)
+        for start in range(0, len(queries), block_size):
+            block = queries[start : start + block_size]
             answers = self._connection.search(
                 self.identity,
                 block,
@@ -254,13 +255,13 @@ class MilvusCollection(RemoteCollection):
         return matches
 
     def _read(self, keys: Sequence[str], fields: Sequence[str]) -> list[Record]:
-        num = rows_at_once(self.dimension)
-        parts = read_keys(self._connection, self.identity, keys, num, fields)
+        max_rows = rows_per_message(self.dimension)
+        parts = read_keys(self._connection, self.identity, keys, max_rows, fields)
         return [record for part in parts for record in part]
 
     def items(self, num_rows: int = COPIED_ROWS) -> Iterator[list[Item]]:
-        for records in self._items.whole():
-            for part in in_parts(records, num_rows):
+        for records in self._items.iter_records():
+            for part in split(records, num_rows):
                 yield read_rows(part, self.dimension).items()
 
     def describe(self) -> Description:
@@ -277,29 +278,31 @@ class MilvusCollection(RemoteCollection):
         )
 
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
-        """Has Milvus index what it has not, where there are enough items, and audits the recall
-        anew; reads and writes go on meanwhile.
+        """Waits until Milvus has indexed all items, if there are enough of them, and audits the
+        recall again; reads and writes continue meanwhile.
         """
 
-        def go_on(num: int) -> None:
+        def check_and_advance(num: int) -> None:
             self._upkeep.check_wanted()
             advance(num)
 
         with self._indexing:
             num_items, audited = len(self), None
             if num_items >= copied_audit.LEAST_INDEXED:
-                copied_audit.finish_index(self._connection, self.identity, go_on)
-                audited = copied_audit.audit(self._items, self._graph, self.recall_target, go_on)
+                copied_audit.finish_index(self._connection, self.identity, check_and_advance)
+                audited = copied_audit.audit(
+                    self._items, self._graph, self.recall_target, check_and_advance
+                )
             self._facts.refresh()
-            self._facts.settle(self._facts.audit.after(num_items, audited))
+            self._facts.store_audit(self._facts.audit.after(num_items, audited))
             self._upkeep.record_success()
 
     def _submit(self, request: WriteRequest) -> list[Outcome]:
         outcomes = self._changes.submit(request)
         self._unchecked += len(outcomes)
-        if self._background and self._unchecked >= _CHECKED:
+        if self._background and self._unchecked >= _CHECK_ITEMS:
             self._unchecked = 0
-            self._pool.submit(self._index_where_due)
+            self._pool.submit(self._index_if_due)
         return outcomes
 
     def _write(self, changes: list[Change]) -> None:
@@ -319,7 +322,7 @@ class MilvusCollection(RemoteCollection):
         records = self._read([key_of(item_id) for item_id in thumbnails], ["id"])
         present = {record["id"] for record in records}
         self._pictures.write(
-            {key: picture for key, picture in thumbnails.items() if key in present}
+            {item_id: picture for item_id, picture in thumbnails.items() if item_id in present}
         )
 
     def without_thumbnail(self) -> list[str]:
@@ -331,12 +334,15 @@ class MilvusCollection(RemoteCollection):
             if record["key"] not in pictured
         ]
 
-    def _index_where_due(self) -> None:
-        """Measures recall again where the collection has grown: it holds for the size it had."""
+    def _index_if_due(self) -> None:
+        """Starts an audit if the collection has grown: recall was measured at a smaller size."""
         num_items = len(self)
         self._facts.refresh()
-        if num_items >= copied_audit.LEAST_INDEXED and num_items > _GROWN * self._facts.audit.items:
-            self._begin_index(num_items)
+        if (
+            num_items >= copied_audit.LEAST_INDEXED
+            and num_items > _AUDIT_GROWTH * self._facts.audit.items
+        ):
+            self._start_indexing(num_items)
 
 
 def _num_items(change: Change) -> int:

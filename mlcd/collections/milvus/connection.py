@@ -1,7 +1,6 @@
-"""The connection of one process to one Milvus, and its errors in our words.
+"""The connection of one process to one Milvus server; translates its errors to ours.
 
-Nothing but this module asks pymilvus for anything. No message shows more of the URL than host, port
-and database.
+Only this module uses pymilvus. Messages show only host, port and database of the URL.
 """
 
 import logging.config
@@ -21,9 +20,9 @@ from mlcd.types import Embeddings
 
 
 @contextmanager
-def _logging_as_it_is() -> Iterator[None]:
-    """Keeps a module from configuring logging as it is imported. That closes every handler which
-    the process has: a server would log nothing more.
+def _keep_logging() -> Iterator[None]:
+    """Prevents a module from configuring logging on import, which would close all handlers of the
+    process: a server would stop logging.
     """
 
     def ignore(config: Any) -> None:
@@ -36,17 +35,17 @@ def _logging_as_it_is() -> Iterator[None]:
         logging.config.dictConfig = configure
 
 
-with _logging_as_it_is():
+with _keep_logging():
     from pymilvus import DataType, MilvusClient, MilvusException
 
 _CONNECT_S: Final = 5.0
-_CALL_S: Final = 120.0  # of a search, a write or a listing; a caller has a deadline of its own
-# pymilvus tries 75 times by default, for minutes
+_CALL_S: Final = 120.0  # timeout of each request; callers have deadlines of their own
+# By default, pymilvus retries 75 times, for minutes.
 _OPTIONS: Final[dict[str, Any]] = {"timeout": _CALL_S, "retry_times": 1}
 _STRONG: Final[dict[str, Any]] = {**_OPTIONS, "consistency_level": "Strong"}
-_SHORT: Final[dict[str, Any]] = {**_OPTIONS, "consistency_level": "Eventually"}
-# pymilvus pings every 10 s over an idle connection, too; servers with gRPC's own rules, milvus-lite
-# among them, end one that does
+_EVENTUAL: Final[dict[str, Any]] = {**_OPTIONS, "consistency_level": "Eventually"}
+# By default, pymilvus pings idle connections every 10 s; servers with gRPC's default settings, such
+# as milvus-lite, close a connection for that.
 _GRPC: Final = {"grpc.enable_http_proxy": 0, "grpc.keepalive_permit_without_calls": 0}
 _NO_COLLECTION: Final = 100  # Milvus's codes
 _NO_DATABASE: Final = 800
@@ -56,14 +55,14 @@ Record = dict[str, Any]
 
 
 class AnswerTooLarge(Exception):
-    """One answer would be larger than Milvus or gRPC allow."""
+    """The response would be larger than Milvus or gRPC allow."""
 
 
 class MilvusConnection:
-    """A connection that is made again after an error. Every method may be called from many threads.
+    """A connection that reconnects after an error. All methods are thread-safe.
 
-    All names are those of Milvus's collections. Each reading sees what was acknowledged before it
-    began (`Strong`), unless it says otherwise.
+    All names are names of Milvus collections. Every read sees all writes acknowledged before it
+    started (`Strong`), unless documented otherwise.
     """
 
     def __init__(self, address: MilvusAddress) -> None:
@@ -73,11 +72,9 @@ class MilvusConnection:
 
     @classmethod
     def open(cls, address: MilvusAddress) -> Self:
-        """Connects. Raises StoreUnreachable, and ConfigInvalid where something has to be changed
-        first.
-        """
+        """Connects. Raises StoreUnreachable, or ConfigInvalid if a retry cannot help."""
         for name in ("pymilvus", "pymilvus.decorators", "pymilvus.client.grpc_handler"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # it logs what we raise
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # we raise the errors
         connection = cls(address)
         connection.names()
         return connection
@@ -89,19 +86,19 @@ class MilvusConnection:
             client.close()
 
     def names(self) -> list[str]:
-        return self._ask(lambda client: list(client.list_collections(**_OPTIONS)))
+        return self._call(lambda client: list(client.list_collections(**_OPTIONS)))
 
     def describe(self, name: str) -> Record | None:
-        """Returns what Milvus says about a collection or an alias; None where there is none."""
+        """Returns Milvus's description of a collection or an alias; None if there is none."""
         try:
-            return self._ask(lambda client: dict(client.describe_collection(name, **_OPTIONS)))
+            return self._call(lambda client: dict(client.describe_collection(name, **_OPTIONS)))
         except Conflict:
             return None
 
     def make(self, name: str, schema: Schema, graph: Graph, dimension: int) -> None:
-        """Makes a collection with its index; it is not loaded."""
+        """Creates a collection with its index, without loading it."""
 
-        def ask(client: MilvusClient) -> None:
+        def create(client: MilvusClient) -> None:
             milvus_schema = client.create_schema(
                 auto_id=False, enable_dynamic_field=False, description=schema.description
             )
@@ -113,7 +110,7 @@ class MilvusConnection:
                 schema=milvus_schema,
                 num_shards=1,
                 consistency_level="Strong",
-                properties={PINNED: schema.description},  # milvus-lite keeps no description
+                properties={PINNED: schema.description},  # milvus-lite stores no description
                 **_OPTIONS,
             )
             index = client.prepare_index_params()
@@ -124,25 +121,25 @@ class MilvusConnection:
             for partition in schema.partitions:
                 client.create_partition(name, partition, **_OPTIONS)
 
-        self._ask(ask)
+        self._call(create)
 
     def load(self, name: str) -> None:
-        self._ask(lambda client: client.load_collection(name, **_OPTIONS))
+        self._call(lambda client: client.load_collection(name, **_OPTIONS))
 
     def publish(self, name: str, alias: str) -> None:
-        """Gives a collection its alias. Raises Conflict where it is taken."""
+        """Sets the alias of a collection. Raises Conflict if the alias is taken."""
         try:
-            self._ask(lambda client: client.create_alias(name, alias, **_OPTIONS))
+            self._call(lambda client: client.create_alias(name, alias, **_OPTIONS))
         except StoreUnreachable:
             if self.describe(alias) is None:
                 raise
             raise Conflict(f"the alias {alias} is taken") from None
 
     def withdraw(self, alias: str) -> None:
-        self._ask(lambda client: client.drop_alias(alias, **_OPTIONS))
+        self._call(lambda client: client.drop_alias(alias, **_OPTIONS))
 
     def drop(self, name: str) -> None:
-        self._ask(lambda client: client.drop_collection(name, **_OPTIONS))
+        self._call(lambda client: client.drop_collection(name, **_OPTIONS))
 
     def query(
         self,
@@ -154,20 +151,20 @@ class MilvusConnection:
         limit: int | None = None,
         fresh: bool = True,
     ) -> list[Record]:
-        """Returns the records for which the expression holds, in any order.
+        """Returns the records that match the expression, in any order.
 
-        limit: at most so many. fresh: false may miss the last seconds, and does not wait. Raises
-        AnswerTooLarge.
+        limit: greatest number of records. fresh: False does not wait, and may miss the writes of
+        the last seconds. Raises AnswerTooLarge.
         """
-        more = {} if limit is None else {"limit": limit}
-        records: list[Record] = self._ask(
+        limit_option = {} if limit is None else {"limit": limit}
+        records: list[Record] = self._call(
             lambda client: client.query(
                 name,
                 filter=expression,
                 output_fields=list(fields),
                 partition_names=[partition],
-                **more,
-                **(_STRONG if fresh else _SHORT),
+                **limit_option,
+                **(_STRONG if fresh else _EVENTUAL),
             )
         )
         return list(records)
@@ -186,8 +183,8 @@ class MilvusConnection:
         fields: Sequence[str],
         partition: str,
     ) -> list[list[Record]]:
-        """Returns the nearest records of each query, with these fields. Raises AnswerTooLarge."""
-        answers = self._ask(
+        """Returns the given fields of each query's nearest records. Raises AnswerTooLarge."""
+        answers = self._call(
             lambda client: client.search(
                 name,
                 data=list(queries),
@@ -206,45 +203,47 @@ class MilvusConnection:
         ]
 
     def upsert(self, name: str, records: Sequence[Record], partition: str) -> None:
-        self._ask(
+        self._call(
             lambda client: client.upsert(name, list(records), partition_name=partition, **_OPTIONS)
         )
 
     def insert(self, name: str, records: Sequence[Record]) -> None:
-        self._ask(lambda client: client.insert(name, list(records), **_OPTIONS))
+        self._call(lambda client: client.insert(name, list(records), **_OPTIONS))
 
     def delete(self, name: str, expression: str, partition: str) -> None:
-        self._ask(
+        self._call(
             lambda client: client.delete(
                 name, filter=expression, partition_name=partition, **_OPTIONS
             )
         )
 
     def flush(self, name: str) -> None:
-        """Ends the segments that grow, so that Milvus makes their index."""
-        self._ask(lambda client: client.flush(name, timeout=10 * _CALL_S))
+        """Seals the growing segments, so that Milvus indexes them."""
+        self._call(lambda client: client.flush(name, timeout=10 * _CALL_S))
 
     def merge(self, name: str) -> int:
-        """Begins to merge ended segments into few large ones, and returns the number of the job."""
-        return self._ask(lambda client: int(client.compact(name, **_OPTIONS)))
+        """Starts to merge sealed segments into few large ones; returns the id of the job."""
+        return self._call(lambda client: int(client.compact(name, **_OPTIONS)))
 
     def is_merged(self, job: int) -> bool:
-        state = self._ask(lambda client: str(client.get_compaction_state(job, **_OPTIONS)))
+        state = self._call(lambda client: str(client.get_compaction_state(job, **_OPTIONS)))
         return state == "Completed"
 
     def count_unindexed_rows(self, name: str) -> int:
-        """Returns how many rows of ended segments are not indexed yet, just merged ones too."""
-        facts = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
+        """Returns how many rows of sealed segments, also of segments just merged, are not indexed
+        yet.
+        """
+        facts = self._call(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
         unindexed = int(facts.get("total_rows", 0)) - int(facts.get("indexed_rows", 0))
         return max(unindexed, int(facts.get("pending_index_rows", 0)))
 
-    def _ask(self, call: Callable[[MilvusClient], T]) -> T:
+    def _call(self, request: Callable[[MilvusClient], T]) -> T:
         with self._translate_errors():
             client = self._connect()
             try:
-                return call(client)
+                return request(client)
             except (MilvusException, grpc.RpcError, OSError, ValueError) as error:
-                if not _is_answer(error):
+                if not _is_response(error):
                     self._forget(client)
                 raise
 
@@ -255,7 +254,7 @@ class MilvusConnection:
         with self._connecting:
             if self._client is None:
                 address = self.address
-                # gRPC would try again, and wait longer each time
+                # Fails fast if the server is unreachable; gRPC would retry with backoff.
                 socket.create_connection((address.host, address.port), _CONNECT_S).close()
                 self._client = MilvusClient(
                     uri=address.uri,
@@ -273,37 +272,39 @@ class MilvusConnection:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Raises the errors of Milvus in our words, without its own: they may quote data."""
+        """Translates errors of Milvus to ours, without their text, which may quote data."""
         try:
             yield
         except (MlcdError, AnswerTooLarge):
             raise
         except (MilvusException, grpc.RpcError, OSError) as error:
-            raise _translation(error, self.address.shown) from None
+            raise _translate(error, self.address.shown) from None
 
 
 def _add_types(options: Mapping[str, Any]) -> Record:
-    """Returns the options of a field, with a type of Milvus in place of its name."""
+    """Returns the options of a field, with the name of its element type replaced by the type."""
     kinds = {name: getattr(DataType, options[name]) for name in options if name == "element_type"}
     return {**options, **kinds}
 
 
 def _text_of(error: BaseException) -> str:
-    """Returns the text of an error and of its cause: pymilvus hides why it cannot connect."""
-    both = [error, error.__cause__ or error]  # it raises some from themselves
+    """Returns the text of an error and of its cause, in which pymilvus has the reason for a failed
+    connection.
+    """
+    errors = [error, error.__cause__ or error]
     messages = (
-        failure if isinstance(failure, grpc.RpcError) else getattr(failure, "message", failure)
-        for failure in both
+        entry if isinstance(entry, grpc.RpcError) else getattr(entry, "message", entry)
+        for entry in errors
     )
     return " ".join(map(str, messages)).lower()
 
 
-def _is_answer(error: Exception) -> bool:
-    """Tells whether Milvus itself refused the request, over a connection that works."""
+def _is_response(error: Exception) -> bool:
+    """Returns whether Milvus itself returned the error, so that the connection works."""
     return isinstance(error, MilvusException) and "unavailable" not in _text_of(error)
 
 
-def _translation(error: Exception, shown: str) -> Exception:
+def _translate(error: Exception, shown: str) -> Exception:
     text, code = _text_of(error), getattr(error, "code", None)
     if any(phrase in text for phrase in _TOO_LARGE) and "deadline" not in text:
         return AnswerTooLarge(text)
@@ -315,14 +316,14 @@ def _translation(error: Exception, shown: str) -> Exception:
         return DiskFull(
             f"the disk of {shown} is full", remedy="free space and send the request again"
         )
-    return _mistake(text, code, shown) or StoreUnreachable(
+    return _find_config_error(text, code, shown) or StoreUnreachable(
         f"{shown} cannot be reached now",
         remedy="see whether Milvus is up and the URL is right; what was acknowledged is kept",
     )
 
 
-def _mistake(text: str, code: Any, shown: str) -> ConfigInvalid | None:
-    """Returns what somebody has to change first."""
+def _find_config_error(text: str, code: Any, shown: str) -> ConfigInvalid | None:
+    """Returns the error for a wrong configuration; None for other errors."""
     if code == _NO_DATABASE or "database not found" in text or "database not exist" in text:
         return ConfigInvalid(f"{shown} lacks this database", remedy="create it first")
     if "auth" in text and ("fail" in text or "unauth" in text):

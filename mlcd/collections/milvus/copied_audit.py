@@ -1,9 +1,9 @@
-"""The recall of Milvus's index, as we measure it.
+"""Measures the recall of Milvus's index.
 
-An item that is in an index is found far more easily than an image that is not. So the audit makes a
-collection of its own, of all items but those that it asks for, with an index of the same kind. Half
-of these choose the least effort that reaches the target, and the other half audit it; the truth is
-our own scan.
+Querying with a vector that is itself indexed overestimates recall. So the audit holds out some
+items as queries, and indexes the other items in a temporary collection with the same kind of index.
+Half of the queries select the lowest effort that reaches the target; the other half measure its
+recall. Our own scan gives the true neighbors.
 """
 
 import time
@@ -17,34 +17,34 @@ from numpy.typing import NDArray
 from mlcd.collections.milvus.connection import MilvusConnection
 from mlcd.collections.milvus.graph_kinds import Graph
 from mlcd.collections.milvus.item_records import Record, read_rows
-from mlcd.collections.milvus.keyed_batch import in_parts, rows_at_once
+from mlcd.collections.milvus.keyed_batch import rows_per_message, split
 from mlcd.collections.milvus.schemas import AUDITED, DEFAULT, new_name
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.errors import StoreUnreachable
-from mlcd.indexes.scan import merge_neighbors, nothing, scan
+from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import AUDITED_TOP, HELD_OUT_QUERIES, Recall, choose_effort
 from mlcd.types import Embeddings, Neighbors
 
-# items; below, a comparison with all takes a few milliseconds
+# Fewest items worth an index; with fewer, a full scan takes a few milliseconds.
 LEAST_INDEXED: Final = 5000
-_QUERIES_AT_ONCE: Final = 100
+_QUERY_BATCH: Final = 100
 _POLL_S: Final = 0.5
-_WAIT_S: Final = 3600.0  # for an index; `advance` may end it sooner
+_WAIT_S: Final = 3600.0  # longest wait for an index build; `advance` may raise to cancel earlier
 
 
 def audit(
     items: VersionedItems, graph: Graph, target: float, advance: Callable[[int], None]
 ) -> tuple[int, Recall] | None:
-    """Returns the least effort that reaches the target, and its audited recall; None where none
+    """Returns the least effort that reaches the target, and its audited recall; None if no effort
     does.
     """
     held_out, total = HELD_OUT_QUERIES, len(items)
     share = min(held_out, total // 5) / total
     advance(0)
-    queries = _vectors(items.whole(last=share), items.dimension)[:held_out]
+    queries = _shuffle_vectors(items.iter_records(last=share), items.dimension)[:held_out]
     connection = items.connection
-    with _make_copy(connection, graph, items.dimension) as name:
-        truth, num_rows = _copy(items.whole(first=share), connection, name, queries, advance)
+    with _temporary_collection(connection, graph, items.dimension) as name:
+        truth, num_rows = _copy(items.iter_records(first=share), connection, name, queries, advance)
         finish_index(connection, name, advance)
         _merge(connection, name, advance)
         connection.load(name)
@@ -59,15 +59,15 @@ def audit(
 
 
 def finish_index(connection: MilvusConnection, name: str, advance: Callable[[int], None]) -> None:
-    """Waits until all rows are in an index, as far as Milvus indexes segments of their size."""
+    """Waits until all rows are indexed, except rows in segments too small for Milvus to index."""
     connection.flush(name)
     _wait(lambda: connection.count_unindexed_rows(name) == 0, advance)
 
 
 def _merge(connection: MilvusConnection, name: str, advance: Callable[[int], None]) -> None:
-    """Merges the segments, as Milvus does sooner or later: each is searched with the same effort,
-    so that few find less than many (0.944 of 100,000 items where an audit of more segments had
-    found 0.975).
+    """Merges the segments, as Milvus itself does in time. Each segment is searched with the same
+    effort, so recall falls with fewer segments: 0.975 before merging, 0.944 after, at 100,000
+    items.
     """
     job = connection.merge(name)
     _wait(lambda: connection.is_merged(job), advance)
@@ -75,25 +75,28 @@ def _merge(connection: MilvusConnection, name: str, advance: Callable[[int], Non
 
 
 def _wait(done: Callable[[], bool], advance: Callable[[int], None]) -> None:
-    until = time.monotonic() + _WAIT_S
-    while not done() and time.monotonic() < until:
+    deadline = time.monotonic() + _WAIT_S
+    while not done() and time.monotonic() < deadline:
         advance(0)
         time.sleep(_POLL_S)
 
 
 @contextmanager
-def _make_copy(connection: MilvusConnection, graph: Graph, dimension: int) -> Iterator[str]:
+def _temporary_collection(
+    connection: MilvusConnection, graph: Graph, dimension: int
+) -> Iterator[str]:
+    """Yields the name of an empty collection, which is dropped at the end of the block."""
     name = new_name("audit")
     connection.make(name, AUDITED, graph, dimension)
     try:
         yield name
     finally:
-        with suppress(StoreUnreachable):  # it is away: the copy stays, and costs its place
+        with suppress(StoreUnreachable):  # the collection is left behind and takes disk space
             connection.drop(name)
 
 
-def _vectors(blocks: Iterator[list[Record]], dimension: int) -> Embeddings:
-    """Returns the vectors of the records, in a random order."""
+def _shuffle_vectors(blocks: Iterator[list[Record]], dimension: int) -> Embeddings:
+    """Returns the vectors of the records in random order, [n, D]."""
     parts = [read_rows(records, dimension).vectors for records in blocks]
     vectors = np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
     order: NDArray[np.int64] = np.random.default_rng(1).permutation(len(vectors))
@@ -107,18 +110,15 @@ def _copy(
     queries: Embeddings,
     advance: Callable[[int], None],
 ) -> tuple[Neighbors, int]:
-    """Copies the vectors, and compares the queries with all of them; returns their true neighbors
-    and how many were copied.
+    """Copies the vectors into the collection, and scans them; returns the true neighbors of the
+    queries and the number of copied vectors.
     """
-    best, num_rows = nothing(len(queries), AUDITED_TOP), 0
-    at_once = rows_at_once(queries.shape[1])
+    best, num_rows = empty_neighbors(len(queries), AUDITED_TOP), 0
+    max_rows = rows_per_message(queries.shape[1])
     for records in blocks:
-        for part in in_parts(records, at_once):
+        for part in split(records, max_rows):
             vectors = read_rows(part, queries.shape[1]).vectors
-            numbers = range(num_rows, num_rows + len(part))
-            rows = [
-                {"row": row, "vector": vector} for row, vector in zip(numbers, vectors, strict=True)
-            ]
+            rows = [{"row": row, "vector": vector} for row, vector in enumerate(vectors, num_rows)]
             connection.insert(name, rows)
             neighbors = scan(queries, vectors, AUDITED_TOP)
             ids = np.where(neighbors.ids >= 0, neighbors.ids + num_rows, -1)
@@ -131,16 +131,18 @@ def _copy(
 def _search_copy(
     connection: MilvusConnection, name: str, graph: Graph, queries: Embeddings, effort: int
 ) -> Neighbors:
-    """Searches the copy's index, and scores what it finds as a search does."""
-    neighbors = nothing(len(queries), AUDITED_TOP)
+    """Searches the copy's index and rescores the results in float32. The returned ids are only
+    ranks, because recall is measured by score.
+    """
+    neighbors = empty_neighbors(len(queries), AUDITED_TOP)
     params = graph.search_params(effort, AUDITED_TOP)
-    for start in range(0, len(queries), _QUERIES_AT_ONCE):
-        block = queries[start : start + _QUERIES_AT_ONCE]
+    for start in range(0, len(queries), _QUERY_BATCH):
+        block = queries[start : start + _QUERY_BATCH]
         answers = connection.search(name, block, AUDITED_TOP, "", params, ("vector",), DEFAULT)
         for index, answer in enumerate(answers, start):
-            for place, record in enumerate(answer):
-                neighbors.ids[index, place] = place
-                neighbors.scores[index, place] = (
+            for rank, record in enumerate(answer):
+                neighbors.ids[index, rank] = rank
+                neighbors.scores[index, rank] = (
                     np.asarray(record["vector"], dtype=np.float32) @ queries[index]
                 )
     return neighbors

@@ -1,16 +1,16 @@
-"""The filters of a search as expressions of Milvus, with the meaning that
-`mlcd.collections.filters` gives them.
+"""Translates search filters to Milvus expressions with the semantics of `mlcd.collections.filters`.
 
-Milvus compares values in JSON by rules of its own, which differ between its versions for missing
-fields, lists, mixed types and large numbers. So nothing is left to them. Each item has
+Milvus compares JSON values by its own rules, which differ between versions for missing fields,
+lists, mixed types and large numbers. Expressions do not use these rules. Instead, each item has
 
     tokens   an array of digests: of each field, and of each value of a field with its type
-    spans    a JSON object: the one number and the one text of a field, each as text that sorts as
-             the values do
+    spans    a JSON object: the only number and the only string of each field, encoded as text that
+             sorts like the values
 
-and an expression asks whether an array contains a text, or which of two ASCII texts comes first.
-Where a field of an item has several numbers or several texts, a bound is decided elsewhere:
-`Wish.several` names them. No part of an expression is ever null, so that `not` means what it says.
+and an expression only tests whether an array contains a text, or compares two ASCII texts. A bound
+on a field with several numbers or several strings cannot be evaluated by Milvus:
+`Wish.several` has the tokens of such fields. No part of an expression is ever null, so `not` is
+exact negation.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from mlcd.collections.columns import Scalar, comparable
 from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf
 
 TOKEN_CHARS: Final = 32
-# of one item: its metadata take no more
+# tokens per item; metadata within their size limit have no more
 MAX_TOKENS: Final = 4096
 EVERY, NONE = "row >= 0", "row < 0"
 _SIGNS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -36,23 +36,21 @@ _ALL_BITS: Final = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Wish:
-    """A filter as an expression. several: tokens; where an item has one of them, the expression
-    does not decide.
-    """
+    """A filter as an expression. several: tokens of items for which the expression is undecided."""
 
     expression: str
     several: frozenset[str]
 
 
 def wish_of(condition: Filter, key_of: Any) -> Wish:
-    """Returns the filter as an expression. key_of: returns the key of an id."""
+    """Returns the filter as an expression. key_of: function from an id to its key."""
     several: set[str] = set()
     expression = _Writer(key_of, several).write(condition, negated=False)
     return Wish(expression, frozenset(several))
 
 
 def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
-    """Returns what a filter can ask about an item with these metadata."""
+    """Returns the tokens of an item with these metadata."""
     tokens: dict[str, None] = {}
     for name, value in metadata.items():
         tokens[_token("field", name)] = None
@@ -67,7 +65,7 @@ def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
 
 
 def spans_of(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the numbers and texts that bounds are compared with, by `_span`."""
+    """Returns the sortable texts that bounds are compared with, by `_span`."""
     spans = {}
     for name, value in metadata.items():
         values = comparable(value)
@@ -83,7 +81,7 @@ def field_token(name: str) -> str:
 
 
 def quote_list(digests: Iterable[str]) -> str:
-    """Returns a list of digests as expressions write it."""
+    """Returns a list literal of an expression."""
     return f"[{', '.join(json.dumps(digest) for digest in digests)}]"
 
 
@@ -116,7 +114,7 @@ class _Writer:
 
     def _within(self, condition: Condition, *, negated: bool) -> str:
         kinds = {type(bound) for _, bound in condition.bounds}
-        if len(kinds) != 1:  # no value is a number and a text
+        if len(kinds) != 1:  # no value is both a number and a string
             return EVERY if negated else NONE
         name, (kind,) = condition.field, kinds
         self.several.add(_token("several", name, kind.__name__))
@@ -155,7 +153,7 @@ def _value_token(name: str, value: Scalar) -> str:
 
 
 def _token(kind: str, *parts: str) -> str:
-    """Returns 128 bits of a digest, in hexadecimal."""
+    """Returns the first 128 bits of a SHA-256 digest, in hexadecimal."""
     text = json.dumps([kind, *parts])
     return hashlib.sha256(text.encode()).hexdigest()[:TOKEN_CHARS]
 
@@ -165,12 +163,12 @@ def _span(name: str, kind: type) -> str:
 
 
 def _sortable(value: Scalar) -> str:
-    """Returns ASCII that sorts as the values of one type do: by size, or by code point."""
+    """Returns ASCII text that sorts like the values of its type: by size, or by code point."""
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass").hex()
-    (bits,) = struct.unpack(">Q", struct.pack(">d", value + 0.0))  # -0.0 is 0.0
+    (bits,) = struct.unpack(">Q", struct.pack(">d", value + 0.0))  # maps -0.0 to 0.0
     return f"{bits ^ (_ALL_BITS if bits & _SIGN_BIT else _SIGN_BIT):016x}"
 
 

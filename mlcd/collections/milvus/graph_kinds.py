@@ -1,7 +1,7 @@
-"""The indexes of Milvus that collections can have.
+"""The Milvus indexes that collections can use.
 
-Milvus makes the index of each of its segments by itself. What it promises nothing about is recall:
-the effort of a search is chosen by our audit.
+Milvus builds an index for each of its segments, but does not promise a recall: our audit chooses
+the effort of a search.
 """
 
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from mlcd.indexes.tuning import EFFORTS, graph_efforts
 
-METRIC: Final = "IP"  # of unit vectors: the cosine
+METRIC: Final = "IP"  # inner product, which is the cosine of unit vectors
 
 
 @dataclass(frozen=True)
 class Graph:
     """One kind of index.
 
-    effort: the parameter of a search that says how far it looks. efforts: those that an audit
-    tries. reach: the greatest that Milvus takes, for filters that leave little.
+    effort: name of the search parameter for the effort. efforts: values that an audit tries,
+    ascending. reach: greatest value that Milvus accepts; needed for selective filters.
     """
 
     kind: str
@@ -29,9 +29,10 @@ class Graph:
 
     def search_params(self, effort: int, num_answers: int) -> dict[str, Any]:
         """Returns the parameters of a search for `num_answers` neighbors."""
-        least = 1 if self.kind == "ivf_flat" else num_answers  # a list of candidates holds them all
-        looked_at = min(max(effort, least), self.reach)
-        return {"metric_type": METRIC, "params": {self.effort: looked_at}}
+        # The candidate list of a graph must have room for all answers.
+        least = 1 if self.kind == "ivf_flat" else num_answers
+        value = min(max(effort, least), self.reach)
+        return {"metric_type": METRIC, "params": {self.effort: value}}
 
 
 _CELLS: Final = 1024

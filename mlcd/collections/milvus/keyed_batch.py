@@ -1,4 +1,4 @@
-"""The changes of some requests, collected first and then written by key."""
+"""Collects the changes of several requests, then writes them to Milvus by key."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,18 +25,18 @@ from mlcd.collections.milvus.schemas import ITEMS
 from mlcd.collections.milvus.thumbnails import MilvusThumbnails
 from mlcd.types import Embeddings
 
-# of one request to Milvus, which takes 64 MB
-_MOST_BYTES: Final = 24 * 2**20
-_MOST_KEYS: Final = 8192
+# bytes per message; Milvus accepts 64 MB
+_MESSAGE_BYTES: Final = 24 * 2**20
+_MESSAGE_KEYS: Final = 8192
 T = TypeVar("T")
 
 
-def rows_at_once(dimension: int) -> int:
-    """Returns how many whole records one message holds, whatever their metadata."""
-    return max(1, _MOST_BYTES // (4 * dimension + MAX_METADATA_BYTES + RECORD_BYTES))
+def rows_per_message(dimension: int) -> int:
+    """Returns how many whole records fit in one message, with metadata of the greatest size."""
+    return max(1, _MESSAGE_BYTES // (4 * dimension + MAX_METADATA_BYTES + RECORD_BYTES))
 
 
-def in_parts(values: Sequence[T], num: int) -> Iterator[Sequence[T]]:
+def split(values: Sequence[T], num: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), num):
         yield values[start : start + num]
 
@@ -48,15 +48,15 @@ def read_keys(
     num: int,
     fields: Sequence[str] = WHOLE,
 ) -> Iterator[list[Record]]:
-    """Yields the records of these keys that are there, `num` keys at a time."""
-    for part in in_parts(keys, num):
+    """Yields the existing records of these keys, for `num` keys at a time."""
+    for part in split(keys, num):
         yield connection.query(identity, f"key in {quote_list(part)}", fields, ITEMS)
 
 
 @dataclass
 class KeyedBatch:
-    """The changes of some requests. An item that is added in place of another is one upsert: Milvus
-    adds the new version before it removes the old one.
+    """The changes of several requests. Replacing an item is one upsert, in which Milvus adds the
+    new version before it removes the old one.
     """
 
     connection: MilvusConnection
@@ -66,28 +66,28 @@ class KeyedBatch:
     _stored: dict[str, StoredItem] = field(default_factory=dict)
     _vectors: dict[int, Embeddings] = field(default_factory=dict)
     _ids: dict[int, str] = field(default_factory=dict)
-    _removed: set[str] = field(default_factory=set)  # those with another vector, too
-    _written: dict[str, Record | None] = field(default_factory=dict)  # None: to be deleted
+    _removed: set[str] = field(default_factory=set)  # ids that are deleted or get a new vector
+    _written: dict[str, Record | None] = field(default_factory=dict)  # None: deleted
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Reads what Milvus has of the items, and writes the changes at the end of the block."""
-        identity, num = self.facts.identity, rows_at_once(self.facts.dimension)
+        """Reads the stored items, and writes the changes at the end of the block."""
+        identity, num = self.facts.identity, rows_per_message(self.facts.dimension)
         keys = sorted({key_of(item_id) for item_id in self.ids})
         for records in read_keys(self.connection, identity, keys, num):
             for record in records:
                 vector = np.asarray(record["vector"], dtype=np.float32)
-                self._hold(record["id"], record["row"], vector, record["metadata"])
+                self._remember(record["id"], record["row"], vector, record["metadata"])
         yield
         written = [record for record in self._written.values() if record is not None]
-        self.facts.know(name for record in written for name in json.loads(record["metadata"]))
+        self.facts.add_fields(name for record in written for name in json.loads(record["metadata"]))
         self.pictures.remove(self._removed)
         deleted_keys = sorted(
             key_of(item_id) for item_id, record in self._written.items() if record is None
         )
-        for batch in in_parts(deleted_keys, _MOST_KEYS):
+        for batch in split(deleted_keys, _MESSAGE_KEYS):
             self.connection.delete(identity, f"key in {quote_list(batch)}", ITEMS)
-        for part in in_parts(written, num):
+        for part in split(written, num):
             self.connection.upsert(identity, part, ITEMS)
 
     def find(self, item_id: str) -> StoredItem | None:
@@ -98,13 +98,13 @@ class KeyedBatch:
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         row = new_row()
-        self._hold(item_id, row, vector, metadata)
+        self._remember(item_id, row, vector, metadata)
         self._written[item_id] = record_of(item_id, row, vector, metadata)
         return row
 
     def describe(self, item: StoredItem, metadata: str) -> None:
         vector = self._vectors[item.row]
-        self._hold(item.id, item.row, vector, metadata)
+        self._remember(item.id, item.row, vector, metadata)
         self._written[item.id] = record_of(item.id, item.row, vector, metadata)
 
     def remove(self, row: int) -> None:
@@ -113,6 +113,6 @@ class KeyedBatch:
         self._removed.add(item_id)
         self._written[item_id] = None
 
-    def _hold(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:
+    def _remember(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:
         self._stored[item_id] = StoredItem(row, item_id, metadata)
         self._vectors[row], self._ids[row] = vector, item_id

@@ -1,7 +1,8 @@
-"""The facts about a collection that change: the fields of its metadata, and its index.
+"""The changing facts about a collection: its metadata fields, and the last audit of its index.
 
-They lie in a partition of its own. A field is a record that is only ever added, so that two servers
-lose nothing of each other; the audit is one record, of which the last stays.
+They are stored in a partition of their own. Each field is a record that is only ever added, so
+concurrent servers never overwrite each other's fields; the audit is one record, and the last write
+wins.
 """
 
 import json
@@ -20,12 +21,12 @@ from mlcd.collections.milvus.schemas import FACTS
 from mlcd.indexes.tuning import Recall
 
 _AUDIT: Final = "audit"
-_FRESH_S: Final = 5.0  # after which another server's audit is looked for
+_FRESH_S: Final = 5.0  # age at which the facts are read again, for audits by other servers
 
 
 @dataclass(frozen=True)
 class LastAudit:
-    """The findings of the last audit. items: how many there were."""
+    """The result of the last audit. items: number of items at that time."""
 
     generation: int = 0
     items: int = 0
@@ -33,25 +34,25 @@ class LastAudit:
     recall: dict[str, Any] | None = None
 
     def after(self, items: int, audited: tuple[int, Recall] | None) -> "LastAudit":
-        """Returns the next audit."""
+        """Returns the next audit. audited: (effort, recall); None without an index."""
         effort, recall = (audited[0], asdict(audited[1])) if audited else (None, None)
         return LastAudit(self.generation + 1, items, effort, recall)
 
 
 @dataclass
 class KnownFacts:
-    """The facts about one collection as this process knows them."""
+    """The facts about one collection that this process read last."""
 
     connection: MilvusConnection
     identity: str
     dimension: int
     fields: frozenset[str] = frozenset()
     audit: LastAudit = LastAudit()
-    _read: float = field(default=-_FRESH_S, repr=False)
+    _read_at_s: float = field(default=-_FRESH_S, repr=False)
     _changing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def refresh(self, *, fresh: bool = True) -> None:
-        """Reads them. fresh: false may miss the last seconds, and does not wait."""
+        """Reads the facts. fresh: see `MilvusConnection.query`."""
         records = self.connection.query(
             self.identity, EVERY, ["key", "metadata"], FACTS, fresh=fresh
         )
@@ -66,31 +67,31 @@ class KnownFacts:
                 if record["key"] == _AUDIT
             ]
             self.audit = max([self.audit, *audits], key=lambda audit: audit.generation)
-            self._read = time.monotonic()
+            self._read_at_s = time.monotonic()
 
-    def refresh_where_old(self) -> None:
-        if time.monotonic() - self._read > _FRESH_S:
+    def refresh_if_old(self) -> None:
+        if time.monotonic() - self._read_at_s > _FRESH_S:
             self.refresh(fresh=False)
 
-    def know(self, names: Iterable[str]) -> None:
-        """Makes sure that these fields are known to every server."""
-        new = sorted(set(names) - self.fields)
-        if not new:
+    def add_fields(self, names: Iterable[str]) -> None:
+        """Stores the names of fields that are not stored yet."""
+        new_names = sorted(set(names) - self.fields)
+        if not new_names:
             return
         self.connection.upsert(
-            self.identity, [self._record(field_token(name), name) for name in new], FACTS
+            self.identity, [self._record(field_token(name), name) for name in new_names], FACTS
         )
         with self._changing:
-            self.fields |= set(new)
+            self.fields |= set(new_names)
 
-    def settle(self, audit: LastAudit) -> None:
+    def store_audit(self, audit: LastAudit) -> None:
         self.connection.upsert(self.identity, [self._record(_AUDIT, asdict(audit))], FACTS)
         with self._changing:
             self.audit = audit
 
     def _record(self, key: str, value: Any) -> Record:
-        anywhere = np.zeros(self.dimension, dtype=np.float32)
-        anywhere[0] = 1
+        unused_vector = np.zeros(self.dimension, dtype=np.float32)
+        unused_vector[0] = 1
         return {
             "key": key,
             "id": "",
@@ -99,5 +100,5 @@ class KnownFacts:
             "metadata": json.dumps(value),
             "tokens": [],
             "spans": {},
-            "vector": anywhere,
+            "vector": unused_vector,
         }

@@ -1,10 +1,10 @@
 """The schemas of our collections in Milvus.
 
-mlcd_items_N    the items of one collection, in the partition `items`, and what is known about
-it in the partition `facts`; N is a random number, and the collection's own name
-is an alias, which Milvus gives once
-mlcd_pictures_N the thumbnails of the items of mlcd_items_N
-mlcd_audit_N    what an audit of its recall asks, for minutes
+mlcd_items_N     one collection: its items in the partition `items`, its changing facts in the
+                 partition `facts`; N is random, and the collection's name is an alias, which
+                 Milvus keeps unique
+mlcd_pictures_N  the thumbnails of the items of mlcd_items_N
+mlcd_audit_N     the temporary collection of an audit, for minutes
 """
 
 import json
@@ -28,7 +28,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9]")
 
 @dataclass(frozen=True)
 class Schema:
-    """The fields of a collection, beside its vector: the type and the options of each."""
+    """The fields of a Milvus collection without its vector: type and options of each field."""
 
     fields: Mapping[str, tuple[str, Mapping[str, Any]]]
     partitions: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class PinnedCollection:
-    """The facts to which a collection is pinned. identity: its name in Milvus."""
+    """The fixed properties of a collection. identity: its name in Milvus."""
 
     name: str
     identity: str
@@ -58,7 +58,7 @@ class PinnedCollection:
 
 
 def read_pinned(described: Mapping[str, Any]) -> PinnedCollection | None:
-    """Returns what Milvus says about a collection; None where it is not one of ours."""
+    """Returns the properties in Milvus's description of a collection; None if it is not ours."""
     identity = described["collection_name"]
     if not is_items(identity):
         return None
@@ -66,12 +66,12 @@ def read_pinned(described: Mapping[str, Any]) -> PinnedCollection | None:
     return PinnedCollection(identity=identity, **facts)
 
 
-def new_name(of: str) -> str:
-    return f"mlcd_{of}_{secrets.token_hex(8)}"
+def new_name(kind: str) -> str:
+    return f"mlcd_{kind}_{secrets.token_hex(8)}"
 
 
 def pictures_of(identity: str) -> str:
-    """Returns the name of the pictures of a collection's items."""
+    """Returns the name of the Milvus collection with the thumbnails."""
     return identity.replace("_items_", "_pictures_", 1)
 
 
@@ -80,10 +80,10 @@ def is_items(name: str) -> bool:
 
 
 def alias_of(name: str) -> str:
-    """Returns the alias of a collection: letters, digits and underscores, as Milvus wants them."""
+    """Returns the alias of a collection: letters, digits and underscores, as Milvus requires."""
     plain = "".join(
         char if _PLAIN.match(char) else f"_{ord(char):02x}"
-        for char in name  # . - _
+        for char in name  # escapes . - _
     )
     return f"{_ALIAS}{plain}"
 

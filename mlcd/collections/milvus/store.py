@@ -1,4 +1,4 @@
-"""The collections of one database of Milvus, by name."""
+"""The collections of one Milvus database, by name."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self
@@ -19,25 +19,29 @@ from mlcd.collections.store import TooManyCollections
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.types import Fingerprint
 
-_DIMENSIONS: Final = (2, 32_768)  # of Milvus
+_DIMENSIONS: Final = (2, 32_768)  # least and greatest in Milvus
 _THREADS: Final = 16
 
 
 class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
-    """A store that knows the collections of a database of Milvus."""
+    """The collections of one Milvus database."""
 
     def __init__(
         self, connection: MilvusConnection, *, background: bool, max_collections: int | None
     ) -> None:
         super().__init__()
-        self._connection, self._background, self._most = connection, background, max_collections
+        self._connection, self._background, self._max_collections = (
+            connection,
+            background,
+            max_collections,
+        )
         self._pool = ThreadPoolExecutor(_THREADS, "milvus")
 
     @classmethod
     def open(cls, url: str, *, background: bool = True, max_collections: int | None = None) -> Self:
-        """Connects; raises what `MilvusConnection.open` raises.
+        """Connects. Raises the errors of `MilvusConnection.open`.
 
-        background: recall is audited when it is due; otherwise only by `reindex`.
+        background: audit recall when due; False leaves it to `reindex`.
         """
         connection = MilvusConnection.open(MilvusAddress.of(url))
         store = cls(connection, background=background, max_collections=max_collections)
@@ -54,23 +58,23 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
 
     def _identities(self) -> dict[str, int | str]:
         descriptions = map(self._connection.describe, filter(is_items, self._connection.names()))
-        pins = [read_pinned(entry) for entry in descriptions if entry is not None]
-        published = [self._find(entry.name) for entry in pins if entry is not None]
+        collections = [read_pinned(entry) for entry in descriptions if entry is not None]
+        published = [self._find(entry.name) for entry in collections if entry is not None]
         return {entry.name: entry.identity for entry in published if entry is not None}
 
     def _find(self, name: str) -> PinnedCollection | None:
         described = self._connection.describe(alias_of(name))
         return None if described is None else read_pinned(described)
 
-    def _make(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
+    def _create(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
         least, most = _DIMENSIONS
         if not least <= dimension <= most:
             raise ConfigInvalid(
-                f"Milvus takes vectors of {least} to {most:,} numbers, got {dimension:,}",
-                remedy="a folder takes any",
+                f"the dimension in Milvus must be {least} to {most:,}, got {dimension:,}",
+                remedy="use a folder, which takes any dimension",
             )
-        if self._most is not None and len(self._identities()) >= self._most:
-            raise TooManyCollections(self._most)
+        if self._max_collections is not None and len(self._identities()) >= self._max_collections:
+            raise TooManyCollections(self._max_collections)
         graph = self._connection.address.graph
         pinned = PinnedCollection(
             name, new_name("items"), fingerprint, dimension, recall, graph.kind
@@ -78,7 +82,7 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
         self._connection.make(pinned.identity, pinned.schema(), graph, dimension)
         try:
             self._connection.publish(pinned.identity, alias_of(name))
-        except Conflict:  # another server published one of this name first
+        except Conflict:  # another server published a collection of this name first
             self._connection.drop(pinned.identity)
             return False
         return True
@@ -92,6 +96,6 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
         self._connection.drop(pinned.identity)
         return True
 
-    def _opener(self, pinned: PinnedCollection) -> MilvusCollection:
+    def _open_pinned(self, pinned: PinnedCollection) -> MilvusCollection:
         self._connection.load(pinned.identity)
         return MilvusCollection(self._connection, pinned, self._pool, background=self._background)

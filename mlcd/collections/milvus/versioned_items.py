@@ -1,7 +1,7 @@
-"""All items of a collection in Milvus, read in ranges of their keys.
+"""Reads all items of a collection in Milvus, by ranges of their keys.
 
-Keys are spread evenly, so that a range of them is a known share of the items, and no range depends
-on the order of an answer.
+Keys are evenly distributed, so a range of keys is a known share of the items, and reading by ranges
+does not depend on the order of results.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from mlcd.collections.changes import Effect
 from mlcd.collections.memory_state import Difference, check_fits
 from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
 from mlcd.collections.milvus.item_records import KEY_CHARS, RECORD_BYTES, WHOLE, Record, key_of
-from mlcd.collections.milvus.keyed_batch import read_keys, rows_at_once
+from mlcd.collections.milvus.keyed_batch import read_keys, rows_per_message
 from mlcd.collections.milvus.schemas import ITEMS
 from mlcd.collections.searcher import Searcher
 
-# of one answer, about; one that turns out to be too large is asked for in halves
+# target size of a response; a range whose response is too large is split into halves
 ANSWER_BYTES: Final = 32 * 2**20
 _LISTED_BYTES: Final = 200
 _KEYS: Final = 16**KEY_CHARS
@@ -36,17 +36,20 @@ class VersionedItems:
     def __len__(self) -> int:
         return self.connection.count(self.identity, "row >= 0", ITEMS)
 
-    def whole(self, first: float = 0.0, last: float = 1.0) -> Iterator[list[Record]]:
-        """Yields all items with all that we keep of them, some at a time.
+    def iter_records(self, first: float = 0.0, last: float = 1.0) -> Iterator[list[Record]]:
+        """Yields the whole records of all items, in blocks.
 
-        first, last: only those of this share of the keys, which is as good as a random sample.
+        first, last: bounds in [0, 1] of the range of keys to read; a range is a random sample.
         """
         return self.list_items(WHOLE, 4 * self.dimension + RECORD_BYTES, first, last)
 
     def list_items(
         self, fields: Sequence[str], num_bytes: int, first: float = 0.0, last: float = 1.0
     ) -> Iterator[list[Record]]:
-        """Yields all items with these fields, which take about so many bytes together."""
+        """Yields the given fields of all items, in blocks.
+
+        num_bytes: approximate size of these fields per item. first, last: see `iter_records`.
+        """
         low, high = int(first * _KEYS), int(last * _KEYS)
         num = -(-int(len(self) * (last - first)) * num_bytes // ANSWER_BYTES) or 1
         for part in range(num):
@@ -68,31 +71,31 @@ class VersionedItems:
     def changes(
         self, earlier: Searcher, mark: dict[str, int] | None
     ) -> Iterator[Difference | None]:
-        """Opens what has changed since the versions `mark`, by id."""
+        """Yields the changes since the versions `mark`, by id; see `ChangingItems`."""
         if mark is None:
             check_fits(len(self), "Milvus")
             versions: dict[str, int] = {}
-            yield Difference(self._all(versions), versions)
+            yield Difference(self._read_all(versions), versions)
             return
-        versions_now = {
+        new_versions = {
             record["id"]: record["version"]
             for records in self.list_items(("id", "version"), _LISTED_BYTES)
             for record in records
         }
-        if versions_now == mark:
+        if new_versions == mark:
             yield None
             return
-        check_fits(len(versions_now), "Milvus")
+        check_fits(len(new_versions), "Milvus")
         changed = [
-            item_id for item_id, version in versions_now.items() if mark.get(item_id) != version
+            item_id for item_id, version in new_versions.items() if mark.get(item_id) != version
         ]
-        deleted = [item_id for item_id in mark if item_id not in versions_now]
+        deleted = [item_id for item_id in mark if item_id not in new_versions]
         for item_id in changed:
-            del versions_now[item_id]
-        yield Difference(self._read_changes(deleted, changed, versions_now, earlier), versions_now)
+            del new_versions[item_id]
+        yield Difference(self._read_changes(deleted, changed, new_versions, earlier), new_versions)
 
-    def _all(self, versions: dict[str, int]) -> Iterator[Effect]:
-        for records in self.whole():
+    def _read_all(self, versions: dict[str, int]) -> Iterator[Effect]:
+        for records in self.iter_records():
             for record in records:
                 yield _effect(record, versions)
 
@@ -102,11 +105,11 @@ class VersionedItems:
         for item_id in deleted:
             yield Effect(item_id)
         keys = [key_of(item_id) for item_id in changed]
-        num = rows_at_once(self.dimension)
+        num = rows_per_message(self.dimension)
         for records in read_keys(self.connection, self.identity, keys, num):
             for record in records:
                 yield _effect(record, versions)
-        for item_id in changed:  # deleted since they were listed
+        for item_id in changed:  # items deleted since they were listed
             if item_id not in versions and earlier.find(item_id) is not None:
                 yield Effect(item_id)
 

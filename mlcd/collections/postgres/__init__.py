@@ -1,1 +1,1 @@
-"""Collections in Postgres with pgvector, which many servers write and search at once."""
+"""Collections in Postgres with pgvector, which many servers can write and search at once."""

@@ -1,7 +1,7 @@
-"""A collection in Postgres: many servers write and search it at once.
+"""A collection in Postgres: many servers can write and search it at the same time.
 
-A change is one transaction, and writers of one collection wait for each other. A search sees one
-moment, and what Postgres finds is scored again in float32.
+Each change is one transaction, and writers of one collection are serialized. A search sees one
+snapshot, and results of Postgres are rescored in float32.
 """
 
 import json
@@ -38,30 +38,30 @@ _CONSISTENCY: Final = (
     " transactions, synchronous commit)"
 )
 _CANNOT: Final = (
-    "thumbnails are not bounded as a whole, and an equal picture is kept as often as it is shown",
+    "thumbnails are not bounded as a whole, and equal pictures are stored once per item",
     IN_MEMORY,
     "metadata cannot have U+0000 or halves of surrogate pairs",
-    "recall is audited on a second graph of nearly all items, not on the one that is searched",
+    "recall is audited on a second graph of nearly all items, not on the graph that is searched",
 )
 _NO_INDEX: Final = (
-    f"above {recall_audit.MOST_DIMENSIONS:,} dimensions nothing is indexed: every search compares"
-    " everything"
+    f"above {recall_audit.MOST_DIMENSIONS:,} dimensions there is no index: every search scans all"
+    " items"
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
-_COUNTS: Final = 128
-_GROWN: Final = 2  # times the indexed items, after which recall is measured again
+_CACHED_COUNTS: Final = 128
+_AUDIT_GROWTH: Final = 2  # recall is measured again at this multiple of the indexed items
 
 
 @dataclass(frozen=True)
 class _ChangedRows:
-    """The table of a collection, read by revision."""
+    """The items of a collection's table that changed, by revision."""
 
     database: Database
     table: ItemsTable
 
     @contextmanager
     def changes(self, earlier: Searcher, mark: int | None) -> Iterator[Difference | None]:
-        """Opens what has changed since the revision `mark`, as of one moment."""
+        """Yields the changes since the revision `mark`, from one snapshot; see `ChangingItems`."""
         with self.database.reading() as connection:
             facts = read_facts(connection, self.table.number)
             if facts.revision == mark:
@@ -89,16 +89,20 @@ class PostgresCollection(RemoteCollection):
     def __init__(
         self, database: Database, facts: Facts, *, background: bool, loses: str | None = None
     ) -> None:
-        """loses: the setting of the server by which an acknowledged write can be lost."""
+        """loses: the server's setting by which acknowledged writes can be lost, such as "fsync is
+        off"; None if there is none.
+        """
         table = ItemsTable(facts.number, facts.dimension)
-        durable = () if loses is None else (f"acknowledged writes survive a power cut: {loses}",)
-        indexed = () if facts.dimension <= recall_audit.MOST_DIMENSIONS else (_NO_INDEX,)
+        not_durable = (
+            () if loses is None else (f"acknowledged writes survive a power cut: {loses}",)
+        )
+        not_indexed = () if facts.dimension <= recall_audit.MOST_DIMENSIONS else (_NO_INDEX,)
         super().__init__(
             facts.name,
             facts.fingerprint,
             facts.dimension,
             facts.recall,
-            Promises("postgresql", "many", _CONSISTENCY, (*_CANNOT, *indexed, *durable)),
+            Promises("postgresql", "many", _CONSISTENCY, (*_CANNOT, *not_indexed, *not_durable)),
             _ChangedRows(database, table),
         )
         self.number = facts.number
@@ -142,10 +146,8 @@ class PostgresCollection(RemoteCollection):
         least = -np.inf if threshold is None else least_product(threshold)
         with self._database.searching() as connection:
             facts = read_facts(connection, self.number)
-            chosen = where(condition)
-            matching = (
-                facts.items if condition is None else self._matching(connection, facts, chosen)
-            )
+            clause = where(condition)
+            matching = facts.items if condition is None else self._count(connection, facts, clause)
             num_answers = min(top, matching)
             if num_answers == 0 or not len(unit):
                 return SearchAnswer([[] for _ in unit], True, matching)
@@ -161,27 +163,31 @@ class PostgresCollection(RemoteCollection):
                     scan_at_most=_SCAN_AT_MOST,
                 )
             )
-            answers = self._nearest(connection, unit, chosen, num_answers, effort)
-            short = [number for number, match in enumerate(answers) if len(match) < num_answers]
-            full_answers = (
-                self._nearest(connection, unit[short], chosen, num_answers, None) if short else []
+            answers = self._nearest(connection, unit, clause, num_answers, effort)
+            incomplete = [
+                index for index, answer in enumerate(answers) if len(answer) < num_answers
+            ]
+            exact_answers = (
+                self._nearest(connection, unit[incomplete], clause, num_answers, None)
+                if incomplete
+                else []
             )
-            for number, match in zip(short, full_answers, strict=True):
-                answers[number] = match
+            for index, answer in zip(incomplete, exact_answers, strict=True):
+                answers[index] = answer
         matches = [[match for match in answer if match.similarity >= least] for answer in answers]
         return SearchAnswer(matches, effort is None, matching)
 
-    def _matching(self, connection: Connection, facts: Facts, chosen: Where) -> int:
-        """Returns how many items the filter leaves; counted once for each state."""
-        key = (facts.revision, repr((chosen.condition, chosen.parameters)))
+    def _count(self, connection: Connection, facts: Facts, clause: Where) -> int:
+        """Returns how many items match the filter; cached for each revision."""
+        key = (facts.revision, repr((clause.condition, clause.parameters)))
         counted = self._counts.get(key)
         if counted is None:
             query = self._table.statement(
-                sql.SQL("SELECT count(*) FROM {table} WHERE {where}"), where=chosen.condition
+                sql.SQL("SELECT count(*) FROM {table} WHERE {where}"), where=clause.condition
             )
-            (counted,) = connection.execute(query, chosen.parameters).fetchone() or (0,)
+            (counted,) = connection.execute(query, clause.parameters).fetchone() or (0,)
             self._counts[key] = counted
-            if len(self._counts) > _COUNTS:  # states that have passed, mostly
+            if len(self._counts) > _CACHED_COUNTS:  # mostly counts of old revisions
                 self._counts = {}
         return counted
 
@@ -189,22 +195,22 @@ class PostgresCollection(RemoteCollection):
         self,
         connection: Connection,
         queries: Embeddings,
-        chosen: Where,
+        clause: Where,
         num_answers: int,
         effort: int | None,
     ) -> list[list[FoundItem]]:
-        """Returns the nearest items that Postgres finds for each query."""
+        """Returns the nearest items of each query. effort: None scans all items."""
         recall_audit.set_effort(connection, effort)
         statement = self._table.statement(
             sql.SQL(
                 "SELECT row, id, metadata, vector FROM {table} WHERE {where}"
                 " ORDER BY vector <#> %b LIMIT %s"
             ),
-            where=chosen.condition,
+            where=clause.condition,
         )
         cursors = [connection.cursor(binary=True) for _ in queries]
-        for cursor, query in zip(cursors, queries, strict=True):  # sent together, read together
-            cursor.execute(statement, [*chosen.parameters, Vector(query), num_answers])
+        for cursor, query in zip(cursors, queries, strict=True):  # pipelined: sent before any read
+            cursor.execute(statement, [*clause.parameters, Vector(query), num_answers])
         return [
             self._table.read_rows(cursor.fetchall()).score(query)
             for cursor, query in zip(cursors, queries, strict=True)
@@ -222,29 +228,31 @@ class PostgresCollection(RemoteCollection):
         )
 
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
-        """Makes the index again where there are enough items, and audits it anew; reads and writes
-        go on meanwhile.
+        """Rebuilds and audits the index if there are enough items; reads and writes continue
+        meanwhile.
         """
 
-        def go_on(num: int) -> None:
+        def check_and_advance(num: int) -> None:
             self._upkeep.check_wanted()
             advance(num)
 
         with self._indexing:
             num_items, audited = self._facts().items, None
             if self._takes_index(num_items):
-                go_on(0)
+                check_and_advance(0)
                 with self._database.connect() as connection:
                     recall_audit.make_index(connection, self._table)
-                    audited = recall_audit.audit(connection, self._table, self.recall_target, go_on)
-            if audited is None:  # an index that promises nothing only costs
+                    audited = recall_audit.audit(
+                        connection, self._table, self.recall_target, check_and_advance
+                    )
+            if audited is None:  # an index below the target recall is not used
                 with self._database.connect() as connection:
                     recall_audit.drop_index(connection, self._table)
-            self._settle(num_items, audited)
+            self._store_audit(num_items, audited)
             self._upkeep.record_success()
 
-    def _settle(self, num_items: int, audited: tuple[int, Recall] | None) -> None:
-        """Records what the searches of all servers go by."""
+    def _store_audit(self, num_items: int, audited: tuple[int, Recall] | None) -> None:
+        """Stores the effort and the recall for the searches of all servers."""
         query = self._table.statement(
             sql.SQL(
                 "UPDATE mlcd.collections SET effort = %s, audit = %s::jsonb, indexed_items = %s,"
@@ -279,7 +287,7 @@ class PostgresCollection(RemoteCollection):
                         self.number,
                     ],
                 )
-        self._index_where_due(facts)
+        self._index_if_due(facts)
         return outcomes
 
     def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
@@ -299,14 +307,14 @@ class PostgresCollection(RemoteCollection):
         with self._database.connect() as connection:
             return self._table.without_thumbnail(connection)
 
-    def _index_where_due(self, facts: Facts) -> None:
-        """Measures recall again where the collection has grown: it holds for the size it had."""
+    def _index_if_due(self, facts: Facts) -> None:
+        """Starts an audit if the collection has grown: recall was measured at a smaller size."""
         if (
             self._background
             and self._takes_index(facts.items)
-            and facts.items > _GROWN * facts.indexed_items
+            and facts.items > _AUDIT_GROWTH * facts.indexed_items
         ):
-            self._begin_index(facts.items)
+            self._start_indexing(facts.items)
 
     def _takes_index(self, num_items: int) -> bool:
         return (

@@ -1,9 +1,9 @@
-"""The connections of one process to one database, and its errors in our words.
+"""The connections of one process to one Postgres database; translates its errors to ours.
 
-    mlcd.collections   a row for each collection: what it is pinned to, and the figures of its index
+    mlcd.collections   a row per collection: its fixed properties, and the figures of its index
     mlcd.items_N       the items of the collection with the number N (see `items_table`)
 
-No message shows more of the URL than host, port and database.
+Messages show only host, port and database of the URL.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from mlcd.collections.postgres.reused_connections import Connection, ReusedConne
 from mlcd.collections.store_urls import describe_store
 from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
 
-# of pgvector: before it, a search with a filter ended when the index had given its first few
+# pgvector; in earlier versions, a filtered search ended after the first few results of the index
 _LEAST_VERSION: Final = (0, 8)
 _CONNECTIONS: Final = 16
 _CONNECT_S: Final = 5
@@ -47,18 +47,17 @@ CREATE TABLE IF NOT EXISTS mlcd.collections (
 
 
 class Database:
-    """The connections and their transactions. Every method may be called from many threads."""
+    """The connections and their transactions. All methods are thread-safe."""
 
     def __init__(self, shown: str, connections: ReusedConnections) -> None:
-        """shown: the URL without credentials."""
-        self.shown, self._kept = shown, connections
+        """shown: URL without credentials."""
+        self.shown, self._connections = shown, connections
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Connects, and makes the tables where they are missing.
+        """Connects, and creates missing tables.
 
-        Raises StoreUnreachable, and ConfigInvalid where something about the database has to be
-        changed first.
+        Raises StoreUnreachable, and ConfigInvalid for errors that a retry cannot fix.
         """
         shown = describe_store(url)
         with translate_errors(shown), _connect(url) as connection:
@@ -67,45 +66,49 @@ class Database:
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
-        """Lends a connection, in which each statement is a transaction."""
-        with translate_errors(self.shown), self._kept.lend() as connection:
+        """Lends a connection in autocommit mode: each statement is a transaction."""
+        with translate_errors(self.shown), self._connections.lend() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Opens a transaction that is on the disk when the block ends, or not at all."""
+        """Runs the block as a transaction, durable when the block ends."""
         with self.connect() as connection, connection.transaction():
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Opens a transaction that sees the database as it is at its first statement."""
+        """Runs the block as a read-only transaction with one snapshot."""
         with self.connect() as connection, connection.transaction():
             connection.execute(_SNAPSHOT)
             yield connection
 
     @contextmanager
     def searching(self) -> Iterator[Connection]:
-        """Opens one that also waits for the network as seldom as it can."""
+        """Runs the block as a read-only transaction with one snapshot, and pipelines its statements
+        to save network round trips.
+        """
         with self.connect() as connection, connection.pipeline(), connection.transaction():
             connection.execute(_SNAPSHOT)
             yield connection
 
     def loses_writes(self) -> str | None:
-        """Returns the setting by which an acknowledged write can be lost; None where none does."""
+        """Returns the server's setting by which acknowledged writes can be lost; None if there is
+        none.
+        """
         with self.connect() as connection:
             row = connection.execute("SHOW fsync").fetchone()
         return "fsync is off" if row == ("off",) else None
 
     def close(self) -> None:
-        self._kept.close()
+        self._connections.close()
 
 
 def _connect(url: str) -> Connection:
     return psycopg.connect(
         url,
         connect_timeout=_CONNECT_S,
-        # a network that is gone says nothing: else a thread would wait for a quarter of an hour
+        # Without these limits, a thread would wait 15 minutes for a network that is down.
         tcp_user_timeout=1000 * _SILENT_S,
         keepalives_idle=_SILENT_S // 2,
         keepalives_interval=_SILENT_S // 6,
@@ -117,18 +120,22 @@ def _connect(url: str) -> Connection:
 
 def _configure(connection: Connection) -> Connection:
     register_vector(connection)
-    # a user or a database may have another default
+    # A user or a database may have other defaults.
     connection.execute("SELECT set_config('synchronous_commit', 'on', false)")
     connection.execute("SELECT set_config('hnsw.iterative_scan', 'strict_order', false)")
-    connection.execute("SELECT set_config('jit', 'off', false)")  # it takes longer than a search
+    connection.execute(
+        "SELECT set_config('jit', 'off', false)"
+    )  # compiling takes longer than a search
     return connection
 
 
 def _prepare(connection: Connection, shown: str) -> None:
-    """Makes what is missing; a user who may not is told what to do."""
+    """Creates the extension and the tables if they are missing. Raises ConfigInvalid if the user
+    may not.
+    """
     if _vector_version(connection) is None or not _has_tables(connection):
         with connection.transaction():
-            # IF NOT EXISTS fails where another process creates the same at this moment.
+            # IF NOT EXISTS fails if another process creates the same object concurrently.
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
             if _vector_version(connection) is None:
                 _create_extension(connection, shown)
@@ -175,7 +182,7 @@ def _vector_version(connection: Connection) -> tuple[int, ...] | None:
 
 @contextmanager
 def translate_errors(shown: str) -> Iterator[None]:
-    """Raises the errors of Postgres in our words, without its own: they may quote data."""
+    """Translates errors of Postgres to ours, without their text, which may quote data."""
     try:
         yield
     except MlcdError:
@@ -196,13 +203,14 @@ def translate_errors(shown: str) -> Iterator[None]:
     except errors.ReadOnlySqlTransaction as error:
         raise StoreUnreachable(
             f"{shown} takes no writes now",
-            remedy="come back soon after a failover; the URL must lead to the primary server",
+            remedy="try again soon after a failover; the URL must lead to the primary server",
         ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise _unreachable(shown, error) from None  # its text may hold the user's name
+        # `from None`: the error's text may contain the user's name.
+        raise _translate_connection_error(shown, error) from None
 
 
-def _unreachable(shown: str, error: Exception) -> MlcdError:
+def _translate_connection_error(shown: str, error: Exception) -> MlcdError:
     text = str(error)
     if "password" in text or "authentication" in text or "pg_hba" in text:
         return ConfigInvalid(

@@ -1,12 +1,12 @@
-"""The items of one collection in Postgres, and the changes of one transaction.
+"""The table of one collection's items in Postgres, and the changes of one transaction.
 
-row        stands for one vector for ever, as in our own ledger
-id         unique: an item is there once, whoever adds it
-metadata   canonical JSON, as it was given
-facets     the same, for filters
+row        number that always means the same vector, as in `mlcd.collections.ledger`
+id         unique, also if several servers add the item
+metadata   canonical JSON as text
+facets     the metadata as jsonb, for filters
 vector     float32, of norm 1
-revision   that of the collection when the row was written last
-thumbnail  the picture of the row's vector, null where it has none
+revision   the collection's revision at the last write of the row
+thumbnail  the picture, null without one
 """
 
 import json
@@ -22,7 +22,7 @@ from psycopg import sql
 from mlcd.collections.fetched_rows import FetchedRows
 from mlcd.collections.ledger import StoredItem
 from mlcd.collections.postgres.reused_connections import Connection
-from mlcd.collections.postgres.sql_filters import is_kept
+from mlcd.collections.postgres.sql_filters import is_storable
 from mlcd.errors import InvalidInput
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
@@ -31,10 +31,10 @@ _SHOWN: Final = 80
 _READ_ROWS: Final = 2000
 # the first 8 bytes of SHA-256, as `Thumbnail.version`
 _VERSION: Final = sql.SQL("encode(substr(sha256(thumbnail), 1, 8), 'hex')")
-_SHOW: Final = sql.SQL(
+_SET_THUMBNAIL: Final = sql.SQL(
     "UPDATE {table} SET thumbnail = %b WHERE id = %s AND thumbnail IS DISTINCT FROM %b"
 )
-_MAKE: Final = sql.SQL(
+_CREATE_TABLE: Final = sql.SQL(
     'CREATE TABLE {table} (row bigint PRIMARY KEY, id text COLLATE "C" NOT NULL UNIQUE,'
     " metadata text NOT NULL, facets jsonb NOT NULL, vector vector({dimension}) NOT NULL,"
     " revision bigint NOT NULL, thumbnail bytea);"
@@ -44,7 +44,7 @@ _MAKE: Final = sql.SQL(
 
 @dataclass(frozen=True)
 class ItemsTable:
-    """The table of the collection with this number."""
+    """The table of the collection with the number `number`."""
 
     number: int
     dimension: int
@@ -54,10 +54,12 @@ class ItemsTable:
         return sql.Identifier("mlcd", f"items_{self.number}")
 
     def make(self, connection: Connection) -> None:
-        connection.execute(_MAKE.format(table=self.name, dimension=sql.Literal(self.dimension)))
+        connection.execute(
+            _CREATE_TABLE.format(table=self.name, dimension=sql.Literal(self.dimension))
+        )
 
     def add_thumbnail_column(self, connection: Connection) -> None:
-        """Adds the column to a table of a version that kept no thumbnails."""
+        """Adds the thumbnail column to a table of an earlier version of mlcd that lacks it."""
         (has_column,) = connection.execute(
             "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s)"
             " AND attname = 'thumbnail')",
@@ -74,21 +76,21 @@ class ItemsTable:
         connection.execute(sql.SQL("DROP TABLE {}").format(self.name))
 
     def statement(self, template: sql.SQL, **parts: sql.Composable) -> sql.Composed:
-        """Returns the statement about this table. template: has {table}."""
+        """Returns the template with {table} and other parts filled in."""
         return template.format(table=self.name, **parts)
 
     def read_rows(self, rows: Sequence[Sequence[Any]]) -> FetchedRows:
-        """Returns what a statement for row, id, metadata, vector answered."""
+        """Converts the result of a statement that selects row, id, metadata and vector."""
         vectors = np.empty((len(rows), self.dimension), dtype=np.float32)
         for index, row in enumerate(rows):
             vectors[index] = row[3].to_numpy()
-        numbers = np.array([row[0] for row in rows], dtype=np.int64)
-        return FetchedRows(numbers, [row[1] for row in rows], [row[2] for row in rows], vectors)
+        row_numbers = np.array([row[0] for row in rows], dtype=np.int64)
+        return FetchedRows(row_numbers, [row[1] for row in rows], [row[2] for row in rows], vectors)
 
     def blocks(
         self, connection: Connection, num_rows: int = _READ_ROWS, *, above: int = -1
     ) -> Iterator[FetchedRows]:
-        """Yields all items by row, in blocks. above: only those written after this revision."""
+        """Yields the items written after the revision `above`, by row, in blocks."""
         query = self.statement(
             sql.SQL(
                 "SELECT row, id, metadata, vector FROM {table} WHERE revision > %s ORDER BY row"
@@ -102,7 +104,7 @@ class ItemsTable:
     def read_thumbnails(
         self, connection: Connection, ids: Sequence[str]
     ) -> Iterator[tuple[str, Thumbnail]]:
-        """Yields the items of these ids that have a thumbnail, with it."""
+        """Yields (id, thumbnail) for the items of these ids that have a thumbnail."""
         query = self.statement(
             sql.SQL(
                 "SELECT id, thumbnail FROM {table} WHERE id = ANY(%s) AND thumbnail IS NOT NULL"
@@ -126,13 +128,13 @@ class ItemsTable:
         return [item_id for (item_id,) in connection.execute(query)]
 
     def show(self, connection: Connection, thumbnails: Mapping[str, Thumbnail]) -> None:
-        """Gives items that exist these pictures."""
+        """Sets the thumbnails of existing items."""
         parameters = [
             (thumbnail.data, item_id, thumbnail.data) for item_id, thumbnail in thumbnails.items()
         ]
         if parameters:
             with connection.cursor() as cursor:
-                cursor.executemany(self.statement(_SHOW), parameters)
+                cursor.executemany(self.statement(_SET_THUMBNAIL), parameters)
 
     def row_numbers(self, connection: Connection) -> NDArray[np.int64]:
         row = connection.execute(
@@ -143,10 +145,10 @@ class ItemsTable:
 
 @dataclass
 class WrittenBatch:
-    """The changes of one transaction: collected first, and then written in few statements.
+    """The changes of one transaction, collected first and then written in few statements.
 
-    next_row: the number of the next new row. revision: that of the collection after it.
-    thumbnails: new pictures of items, by id.
+    next_row: number for the next new row. revision: the collection's revision after the
+    transaction. thumbnails: new thumbnails by item id. fields: names of the written fields.
     """
 
     connection: Connection
@@ -164,7 +166,7 @@ class WrittenBatch:
     )
 
     def look_up(self, ids: Sequence[str]) -> None:
-        """Reads what the table has of these items."""
+        """Reads the stored items of these ids."""
         query = self.table.statement(
             sql.SQL("SELECT row, id, metadata, vector FROM {table} WHERE id = ANY(%s)")
         )
@@ -210,16 +212,16 @@ class WrittenBatch:
         return len(self._inserted) - len(self._removed)
 
     def write(self) -> None:
-        """Writes all of it; on the disk when the transaction ends."""
-        of, connection = self.table.statement, self.connection
+        """Writes all changes; they are durable when the transaction ends."""
+        statement, connection = self.table.statement, self.connection
         if self._removed:
             connection.execute(
-                of(sql.SQL("DELETE FROM {table} WHERE row = ANY(%s)")), [self._removed]
+                statement(sql.SQL("DELETE FROM {table} WHERE row = ANY(%s)")), [self._removed]
             )
         with connection.cursor() as cursor:
             if self._described:
                 cursor.executemany(
-                    of(
+                    statement(
                         sql.SQL(
                             "UPDATE {table} SET metadata = %s, facets = %s::jsonb, revision = %s"
                             " WHERE row = %s"
@@ -229,7 +231,7 @@ class WrittenBatch:
                 )
             if self._inserted:
                 cursor.executemany(
-                    of(
+                    statement(
                         sql.SQL(
                             "INSERT INTO {table} (row, id, metadata, facets, vector, revision,"
                             " thumbnail) VALUES (%s, %s, %s, %s::jsonb, %b, %s, %b)"
@@ -240,17 +242,23 @@ class WrittenBatch:
         inserted = {item_id for _, item_id, *_ in self._inserted}
         self.table.show(
             connection,
-            {key: picture for key, picture in self.thumbnails.items() if key not in inserted},
+            {
+                item_id: picture
+                for item_id, picture in self.thumbnails.items()
+                if item_id not in inserted
+            },
         )
 
     def _check_metadata(self, item_id: str, metadata: str) -> str:
-        """Returns the metadata where Postgres can hold them. Raises InvalidInput."""
+        """Returns the metadata if Postgres can store them. Raises InvalidInput."""
         if metadata == "{}":
             return metadata
         parsed = json.loads(metadata)
-        if ("\\u0000" in metadata or "\\ud" in metadata) and not all(map(is_kept, _texts(parsed))):
+        if ("\\u0000" in metadata or "\\ud" in metadata) and not all(
+            map(is_storable, _texts(parsed))
+        ):
             raise InvalidInput(
-                f"the metadata of {item_id[:_SHOWN]!r} have a character that Postgres cannot hold",
+                f"the metadata of {item_id[:_SHOWN]!r} have a character that Postgres cannot store",
                 remedy="leave out U+0000 and halves of surrogate pairs",
             )
         self.fields |= parsed.keys()
@@ -258,6 +266,7 @@ class WrittenBatch:
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """Yields all strings in a JSON value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

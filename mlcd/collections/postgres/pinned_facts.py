@@ -19,10 +19,10 @@ _SELECT: Final = sql.SQL("SELECT {} FROM mlcd.collections").format(_COLUMNS)
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that a collection is pinned to, and its figures at one moment.
+    """The fixed properties of a collection, and its figures at one moment.
 
-    next_row: the number that the next new row gets. revision: grows with each change. fields: those
-    that an item has, or had since the last index. indexed_items: how many items there were then.
+    next_row: number for the next new row. revision: grows with each change. fields: metadata fields
+    that an item has, or had since the last audit. indexed_items: number of items at the last audit.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Facts:
 
 
 def read_facts(connection: Connection, number: int, *, to_write: bool = False) -> Facts:
-    """Returns the facts of a collection. to_write: no other writer comes in before the transaction
-    ends. Raises NotFound where it was deleted.
+    """Returns the facts of a collection. to_write: locks out other writers until the transaction
+    ends. Raises NotFound if the collection was deleted.
     """
     lock = sql.SQL(" FOR UPDATE" if to_write else "")
     query = sql.SQL("{} WHERE number = %s{}").format(_SELECT, lock)
@@ -59,7 +59,7 @@ def read_facts(connection: Connection, number: int, *, to_write: bool = False) -
 
 
 def find_facts(connection: Connection, name: str) -> Facts | None:
-    """Returns the facts of the collection of this name, or None."""
+    """Returns the facts of the collection of this name; None if there is none."""
     query = sql.SQL("{} WHERE name = %s").format(_SELECT)
     with connection.cursor(row_factory=class_row(Facts)) as cursor:
         return cursor.execute(query, (name,)).fetchone()

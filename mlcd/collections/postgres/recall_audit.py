@@ -1,10 +1,10 @@
-"""The index of a collection in Postgres, and its recall as we measure it.
+"""Builds the index of a collection in Postgres, and measures its recall.
 
-Postgres keeps the graph up to date by itself. What it promises nothing about is recall. An item
-that is in a graph is found far more easily than an image that is not (0.9999 against 0.85 at one
-effort, of 20,000 items), so the audit makes a graph of its own, of all items but those that it asks
-for. Half of these choose the least effort (`hnsw.ef_search`) that reaches the target, and the other
-half audit it; the truth is our own scan.
+Postgres keeps the graph up to date, but does not promise a recall. Querying with a vector that is
+itself indexed overestimates recall (0.9999 instead of 0.85 at the same effort, on 20,000 items). So
+the audit holds out some items as queries, and indexes the other items in a temporary table. Half of
+the queries select the lowest effort (`hnsw.ef_search`) that reaches the target; the other half
+measure its recall. Our own scan gives the true neighbors.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from psycopg import sql
 from mlcd.collections.postgres.items_table import ItemsTable
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.errors import Conflict
-from mlcd.indexes.scan import merge_neighbors, nothing, scan
+from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import (
     AUDITED_TOP,
     HELD_OUT_QUERIES,
@@ -28,18 +28,18 @@ from mlcd.indexes.tuning import (
 )
 from mlcd.types import Embeddings, Neighbors
 
-# items; below, a comparison with all takes a few milliseconds
+# Fewest items worth an index; with fewer, a full scan takes a few milliseconds.
 LEAST_INDEXED: Final = 5000
-# of pgvector
+# limits of pgvector
 MOST_EFFORT: Final = 1000
 MOST_DIMENSIONS: Final = 2000
-_MEMORY: Final = "512MB"  # of an index that is being made; a larger graph is made on the disk
+_MEMORY: Final = "512MB"  # for an index build; a larger graph is built on disk
 _READ_ROWS: Final = 2000
 _GRAPH: Final = sql.SQL(
     "CREATE INDEX {index} ON {table} USING hnsw (vector vector_ip_ops)"
     " WITH (m = 16, ef_construction = 128)"
 )
-_SETTING: Final = "SELECT set_config('hnsw.ef_search', %s, true)"
+_SET_EFFORT: Final = "SELECT set_config('hnsw.ef_search', %s, true)"
 
 
 def index_name(table: ItemsTable) -> str:
@@ -47,22 +47,23 @@ def index_name(table: ItemsTable) -> str:
 
 
 def make_index(connection: Connection, table: ItemsTable) -> None:
-    """Makes the graph, or makes it again; searches and writes go on meanwhile.
+    """Builds or rebuilds the graph; searches and writes continue meanwhile.
 
-    Raises Conflict where another server is at it.
+    Raises Conflict if another server is building it.
     """
     lock = ("mlcd", table.number)
-    lock_result = connection.execute(
+    is_locked = connection.execute(
         "SELECT pg_try_advisory_lock(hashtext(%s), %s::integer)", lock
     ).fetchone()
-    if lock_result != (True,):
+    if is_locked != (True,):
         raise Conflict(
-            "another server is making this index", remedy="wait; `index` says when it is there"
+            "another server is building this index",
+            remedy="wait; the collection's `index` shows when it is ready",
         )
     try:
         connection.execute("SELECT set_config('maintenance_work_mem', %s, false)", (_MEMORY,))
         if _is_valid(connection, table):
-            _drop(connection, f"{index_name(table)}_ccnew")  # what a killed server left
+            _drop(connection, f"{index_name(table)}_ccnew")  # left by a killed server
             index_identifier = sql.Identifier("mlcd", index_name(table))
             connection.execute(sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(index_identifier))
             return
@@ -74,7 +75,7 @@ def make_index(connection: Connection, table: ItemsTable) -> None:
 
 
 def drop_index(connection: Connection, table: ItemsTable) -> None:
-    """Removes the graph where there is one."""
+    """Removes the graph if there is one."""
     _drop(connection, index_name(table))
 
 
@@ -91,18 +92,18 @@ def _is_valid(connection: Connection, table: ItemsTable) -> bool:
 def audit(
     connection: Connection, table: ItemsTable, target: float, advance: Callable[[int], None]
 ) -> tuple[int, Recall] | None:
-    """Returns the least effort that reaches the target, and its audited recall; None where none
+    """Returns the least effort that reaches the target, and its audited recall; None if no effort
     does.
     """
     rows = table.row_numbers(connection)
     num = min(HELD_OUT_QUERIES, len(rows) // 5)
-    chosen = np.random.default_rng(0).choice(rows, num, replace=False)
-    queries = _read_held_out(connection, table, chosen)
+    held_out = np.random.default_rng(0).choice(rows, num, replace=False)
+    queries = _read_held_out(connection, table, held_out)
     try:
         advance(0)
-        _make_copy(connection, table, chosen)
+        _make_copy(connection, table, held_out)
         advance(0)
-        truth, num_rows = _truth(connection, queries, table.dimension, advance)
+        truth, num_rows = _scan_copy(connection, queries, table.dimension, advance)
         return choose_effort(
             lambda part, effort: _search_copy(connection, queries[part], effort),
             truth,
@@ -117,19 +118,19 @@ def audit(
 
 
 def _read_held_out(
-    connection: Connection, table: ItemsTable, chosen: NDArray[np.int64]
+    connection: Connection, table: ItemsTable, held_out: NDArray[np.int64]
 ) -> Embeddings:
-    """Returns the vectors of these rows, in a random order; deleted ones are left out."""
+    """Returns the vectors of the held-out rows in random order, without rows deleted meanwhile."""
     query = table.statement(sql.SQL("SELECT vector FROM {table} WHERE row = ANY(%s)"))
     with connection.cursor(binary=True) as cursor:
-        rows = cursor.execute(query, [chosen.tolist()]).fetchall()
+        rows = cursor.execute(query, [held_out.tolist()]).fetchall()
     vectors = _stack([vector for (vector,) in rows], table.dimension)
     order: NDArray[np.int64] = np.random.default_rng(1).permutation(len(vectors))
     return vectors[order]
 
 
 def _make_copy(connection: Connection, table: ItemsTable, held_out: NDArray[np.int64]) -> None:
-    """Makes a table of this session of all other vectors, with a graph like the collection's."""
+    """Creates a temporary table of all other vectors, with a graph like the collection's."""
     connection.execute("DROP TABLE IF EXISTS pg_temp.audited")
     connection.execute(
         table.statement(
@@ -144,11 +145,11 @@ def _make_copy(connection: Connection, table: ItemsTable, held_out: NDArray[np.i
     connection.execute("ANALYZE audited")
 
 
-def _truth(
+def _scan_copy(
     connection: Connection, queries: Embeddings, dimension: int, advance: Callable[[int], None]
 ) -> tuple[Neighbors, int]:
-    """Compares the queries with all vectors of the copy; returns how many these are, too."""
-    best, num_rows = nothing(len(queries), AUDITED_TOP), 0
+    """Returns the true neighbors of the queries in the copy, by a scan, and its number of rows."""
+    best, num_rows = empty_neighbors(len(queries), AUDITED_TOP), 0
     with connection.transaction(), connection.cursor("audited", binary=True) as cursor:
         cursor.execute("SELECT row, vector FROM audited")
         while rows_read := cursor.fetchmany(_READ_ROWS):
@@ -164,17 +165,17 @@ def _truth(
 
 
 def _search_copy(connection: Connection, queries: Embeddings, effort: int) -> Neighbors:
-    """Searches the copy's graph, and scores what it finds as a search does."""
-    neighbors = nothing(len(queries), AUDITED_TOP)
+    """Searches the copy's graph, and rescores the results in float32."""
+    neighbors = empty_neighbors(len(queries), AUDITED_TOP)
     with connection.transaction(), connection.cursor(binary=True) as cursor:
         cursor.execute("SELECT set_config('enable_seqscan', 'off', true)")
-        cursor.execute(_SETTING, (str(effort),))
+        cursor.execute(_SET_EFFORT, (str(effort),))
         for index, query in enumerate(queries):
             statement = "SELECT row, vector FROM audited ORDER BY vector <#> %b LIMIT %s"
-            answered = cursor.execute(statement, [Vector(query), AUDITED_TOP]).fetchall()
-            for place, (row, vector) in enumerate(answered):
-                neighbors.ids[index, place] = row
-                neighbors.scores[index, place] = vector.to_numpy() @ query
+            rows = cursor.execute(statement, [Vector(query), AUDITED_TOP]).fetchall()
+            for rank, (row, vector) in enumerate(rows):
+                neighbors.ids[index, rank] = row
+                neighbors.scores[index, rank] = vector.to_numpy() @ query
     return neighbors
 
 
@@ -185,8 +186,8 @@ def _stack(vectors: Sequence[Vector], dimension: int) -> Embeddings:
 
 
 def set_effort(connection: Connection, effort: int | None) -> None:
-    """Sets how far the searches of this transaction look; None compares everything."""
+    """Sets the effort of the searches in this transaction; None scans all items."""
     if effort is None:
         connection.execute("SELECT set_config('enable_indexscan', 'off', true)")
     else:
-        connection.execute(_SETTING, (str(effort),))
+        connection.execute(_SET_EFFORT, (str(effort),))

@@ -1,8 +1,8 @@
-"""Connections to Postgres that wait to be used again.
+"""A pool of Postgres connections that reconnects in the request itself.
 
-A pool that reconnects in the background lets a request wait while Postgres is away, and goes on
-waiting for a while after it is back. Here the request that finds no connection opens one, and
-learns at once why it cannot.
+A pool that reconnects in the background makes a request wait while Postgres is unreachable, and for
+a while after it is back. Here a request without an idle connection opens one, and so gets the
+reason for a failure immediately.
 """
 
 import threading
@@ -17,35 +17,36 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 
 _READ_ONLY: Final = (errors.ReadOnlySqlTransaction, errors.CannotConnectNow)
-_SURE_S: Final = 0.5  # after which a connection is tried before it is lent
+_CHECK_AFTER_S: Final = 0.5  # idle time after which a connection is tested before it is lent
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class ReusedConnections:
-    """Up to `most` connections. Every method may be called from many threads."""
+    """Up to `max_connections` connections. All methods are thread-safe."""
 
-    def __init__(self, connect: Callable[[], Connection], most: int) -> None:
-        self._connect, self._free = connect, threading.BoundedSemaphore(most)
-        self._idle: deque[tuple[float, Connection]] = deque()  # since when
+    def __init__(self, connect: Callable[[], Connection], max_connections: int) -> None:
+        self._connect, self._free = connect, threading.BoundedSemaphore(max_connections)
+        self._idle: deque[tuple[float, Connection]] = deque()  # (idle since, connection)
         self._closed = False
-        self._generation = 0  # of connections: one ends when a server goes, or takes no writes
+        # Connections of earlier generations are closed: their server may be down or read-only.
+        self._generation = 0
 
     @contextmanager
     def lend(self) -> Iterator[Connection]:
-        """Lends a connection that works, and waits for one where all are lent."""
+        """Lends a working connection; waits if all are lent."""
         with self._free:
-            generation, connection = self._generation, self._working()
+            generation, connection = self._generation, self._take_working()
             try:
                 yield connection
             except _READ_ONLY:
-                # After a failover the URL leads to another server, and these still to the old one.
-                self._forget()
+                # After a failover, the URL leads to a new server; idle connections lead to the old.
+                self._discard_idle()
                 raise
             finally:
                 status = connection.info.transaction_status
                 if self._closed or status != TransactionStatus.IDLE:
                     connection.close()
-                    self._forget()  # the server may have gone
+                    self._discard_idle()  # the server may be down
                 elif generation != self._generation:
                     connection.close()
                 else:
@@ -53,22 +54,22 @@ class ReusedConnections:
 
     def close(self) -> None:
         self._closed = True
-        self._forget()
+        self._discard_idle()
 
-    def _forget(self) -> None:
+    def _discard_idle(self) -> None:
         self._generation += 1
         while self._idle:
             self._idle.pop()[1].close()
 
-    def _working(self) -> Connection:
+    def _take_working(self) -> Connection:
         while True:
             try:
                 since, connection = self._idle.pop()
             except IndexError:
                 return self._connect()
             try:
-                if time.monotonic() - since > _SURE_S:
+                if time.monotonic() - since > _CHECK_AFTER_S:
                     connection.execute("SELECT 1")
                 return connection
-            except psycopg.Error:  # the server was started again, or has closed it
+            except psycopg.Error:  # the server was restarted or closed the connection
                 connection.close()

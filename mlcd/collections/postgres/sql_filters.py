@@ -1,8 +1,8 @@
-"""The filters of a search in SQL, with the meaning that `mlcd.collections.filters` gives them.
+"""Translates search filters to SQL with the semantics of `mlcd.collections.filters`.
 
-Equality is containment in JSON, which an index serves; bounds are a path in strict mode, in which
-lists within lists stay what they are. Text compares by code point in both. No condition is ever
-null, so that `not` means what it says.
+Equality is JSON containment, for which there is an index. Bounds are a JSON path in strict mode,
+which does not unwrap nested lists. Strings compare by code point in both. No condition is ever
+null, so `not` is exact negation.
 """
 
 import json
@@ -23,22 +23,20 @@ _SIGNS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 @dataclass
 class Where:
-    """The condition on a row of a table of items. parameters: those of the
-    condition, in order.
-    """
+    """A condition of a WHERE clause on a table of items. parameters: its parameters, in order."""
 
     condition: sql.Composable
     parameters: list[Any] = field(default_factory=list)
 
 
 def where(condition: Filter | None) -> Where:
-    """Returns the filter as a condition."""
+    """Returns the filter as a condition in SQL; None matches every item."""
     match condition:
         case None:
             return Where(_TRUE)
         case OneOf(ids):
             return Where(
-                sql.SQL("id = ANY(%s)"), [[item_id for item_id in ids if is_kept(item_id)]]
+                sql.SQL("id = ANY(%s)"), [[item_id for item_id in ids if is_storable(item_id)]]
             )
         case Not(inner):
             inner_where = where(inner)
@@ -50,8 +48,8 @@ def where(condition: Filter | None) -> Where:
     raise TypeError(condition)
 
 
-def is_kept(text: str) -> bool:
-    """Tells whether Postgres can hold a text: it knows neither U+0000 nor half a pair."""
+def is_storable(text: str) -> bool:
+    """Returns whether Postgres can store a text: without U+0000 and unpaired surrogates."""
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 
@@ -60,25 +58,25 @@ def _one_of(condition: Condition) -> Where:
     values = [
         value
         for _, value in condition.values
-        if (not isinstance(value, str) or is_kept(value)) and condition.fits(value)
+        if (not isinstance(value, str) or is_storable(value)) and condition.fits(value)
     ]
-    # a bare value, or one of a list
+    # The field is the value, or a list that contains it.
     contained = [{condition.field: entry} for value in values for entry in (value, [value])]
     return _join(_OR, [Where(_VALUE, [json.dumps(entry)]) for entry in contained])
 
 
 def _within(condition: Condition) -> Where:
-    if not all(is_kept(bound) for _, bound in condition.bounds if isinstance(bound, str)):
+    if not all(is_storable(bound) for _, bound in condition.bounds if isinstance(bound, str)):
         raise InvalidInput(
-            f"the filter's bound of {condition.field!r} has a character that Postgres cannot hold",
+            f"the filter's bound of {condition.field!r} has a character that Postgres cannot store",
             remedy="leave out U+0000 and halves of surrogate pairs",
         )
     terms = " && ".join(
-        f"@ {_SIGNS[name]} $b{number}" for number, (name, _) in enumerate(condition.bounds)
+        f"@ {_SIGNS[name]} $b{index}" for index, (name, _) in enumerate(condition.bounds)
     )
-    bounds = json.dumps({f"b{number}": bound for number, (_, bound) in enumerate(condition.bounds)})
+    bounds = json.dumps({f"b{index}": bound for index, (_, bound) in enumerate(condition.bounds)})
     name = json.dumps(condition.field)
-    paths = [f"strict $.{name}{entries} ? ({terms})" for entries in ("", "[*]")]
+    paths = [f"strict $.{name}{suffix} ? ({terms})" for suffix in ("", "[*]")]
     return _join(_OR, [Where(_PATH, [path, bounds]) for path in paths])
 
 

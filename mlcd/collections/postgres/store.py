@@ -1,4 +1,4 @@
-"""The collections of one database, by name."""
+"""The collections of one Postgres database, by name."""
 
 from typing import Self
 
@@ -12,20 +12,24 @@ from mlcd.types import Fingerprint
 
 
 class PostgresCollections(RemoteCollections[Facts, PostgresCollection]):
-    """A store that knows the collections of a database."""
+    """The collections of one Postgres database."""
 
     def __init__(
         self, database: Database, *, background: bool, max_collections: int | None
     ) -> None:
         super().__init__()
-        self._database, self._background, self._most = database, background, max_collections
+        self._database, self._background, self._max_collections = (
+            database,
+            background,
+            max_collections,
+        )
         self._loses = database.loses_writes()
 
     @classmethod
     def open(cls, url: str, *, background: bool = True, max_collections: int | None = None) -> Self:
-        """Connects; raises what `Database.open` raises.
+        """Connects. Raises the errors of `Database.open`.
 
-        background: indexes are made when they are due; otherwise only by `reindex`.
+        background: index when due; False leaves it to `reindex`.
         """
         store = cls(Database.open(url), background=background, max_collections=max_collections)
         try:
@@ -47,11 +51,15 @@ class PostgresCollections(RemoteCollections[Facts, PostgresCollection]):
         with self._database.connect() as connection:
             return find_facts(connection, name)
 
-    def _make(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
+    def _create(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
         with self._database.writing() as connection:
             counted = connection.execute("SELECT count(*) FROM mlcd.collections").fetchone()
-            if self._most is not None and counted is not None and counted[0] >= self._most:
-                raise TooManyCollections(self._most)
+            if (
+                self._max_collections is not None
+                and counted is not None
+                and counted[0] >= self._max_collections
+            ):
+                raise TooManyCollections(self._max_collections)
             row = connection.execute(
                 "INSERT INTO mlcd.collections (name, fingerprint, dimension, recall)"
                 " VALUES (%s, %s, %s, %s) ON CONFLICT (name) DO NOTHING RETURNING number",
@@ -70,7 +78,7 @@ class PostgresCollections(RemoteCollections[Facts, PostgresCollection]):
                 ItemsTable(*row).drop(connection)
         return row is not None
 
-    def _opener(self, pinned: Facts) -> PostgresCollection:
+    def _open_pinned(self, pinned: Facts) -> PostgresCollection:
         with self._database.connect() as connection:
             ItemsTable(pinned.number, pinned.dimension).add_thumbnail_column(connection)
         return PostgresCollection(

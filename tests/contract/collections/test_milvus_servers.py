@@ -37,7 +37,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_the_password(guarded,
         (f"milvus://root:{SECRET}@127.0.0.1:1", "cannot be reached now"),
         (f"milvus://root:{SECRET}@127.0.0.1:x/a", "needs a valid port"),
         (f"milvus://root:{SECRET}@127.0.0.1:1/a/b", "is not an address"),
-        (f"milvus://root:{SECRET}@127.0.0.1:1/a?secret={SECRET}", "an option that is not known"),
+        (f"milvus://root:{SECRET}@127.0.0.1:1/a?secret={SECRET}", "has an unknown option"),
         (f"milvus://root:{SECRET}@127.0.0.1:1/a?index={SECRET}", "hnsw, ivf_flat"),
         (
             f"milvus://root:{SECRET}@127.0.0.1:1/a?index=DISKANN",

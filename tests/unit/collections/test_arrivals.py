@@ -97,11 +97,11 @@ def test_ten_that_ask_at_once_open_it_once(store, arrive, monkeypatch):
 
 def test_one_that_another_process_has_open_is_refused_and_tried_again_later(store, arrive):
     with Collection.open(arrive("a"), background=False):
-        with pytest.raises(Conflict, match="is there and cannot be opened"):
+        with pytest.raises(Conflict, match="exists but cannot be opened"):
             store.open_arrived("a")
         store.open_all_arrived()
         assert store.names() == []
-    with pytest.raises(Conflict, match="is there and cannot be opened"):
+    with pytest.raises(Conflict, match="exists but cannot be opened"):
         store.open_arrived("a")  # within the pause
     store._refused_until_s["a"] = 0.0  # it is over
     store.open_arrived("a")

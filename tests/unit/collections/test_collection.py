@@ -174,7 +174,7 @@ def test_the_store_creates_lists_and_deletes(tmp_path, vectors):
         assert new
         made.add([Item("a", vectors[0])])
         assert store.create("photos", fingerprint=FINGERPRINT, dimension=DIMENSION) == (made, False)
-        with pytest.raises(Conflict, match="16 numbers by the model aaa"):
+        with pytest.raises(Conflict, match="dimension 16 by the model aaa"):
             store.create("photos", fingerprint="b" * 64, dimension=DIMENSION)
         store.create("other", fingerprint=FINGERPRINT, dimension=4)
     with Collections.open(tmp_path / "s") as store:

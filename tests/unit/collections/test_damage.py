@@ -68,7 +68,7 @@ def content(collection):
         ("DELETE FROM vectors WHERE row = 7", "damaged"),
         (
             "UPDATE vectors SET checksum = checksum + 1 WHERE row = 7",
-            "other items than it states",
+            "do not match its seal",
         ),
         ("UPDATE items SET row = 1000 WHERE row = 60", "damaged"),
         ("UPDATE facts SET value = '17' WHERE name = 'dimension'", "damaged"),
@@ -76,7 +76,7 @@ def content(collection):
         ("UPDATE facts SET value = '{' WHERE name = 'source'", "damaged"),
         ("DELETE FROM facts WHERE name = 'seal'", "damaged"),
         ("UPDATE facts SET value = '[]' WHERE name = 'seal'", "damaged"),
-        ("UPDATE sqlite_sequence SET seq = 3", "other items than it states"),
+        ("UPDATE sqlite_sequence SET seq = 3", "do not match its seal"),
         ("PRAGMA user_version = 1", "damaged"),
         ("PRAGMA user_version = 9", "upgrade mlcd"),
         ("UPDATE items SET id = x'00ff' WHERE row = 9", "damaged"),
@@ -95,7 +95,7 @@ def test_a_ledger_that_lacks_rows_says_how_many_and_the_remedy(state):
     with pytest.raises(ArtifactInvalid) as caught:
         Collection.open(state / "a")
     assert str(caught.value) == (
-        f"{state / 'a'}: its ledger states 59 items and holds 49: a copy made while it was written?"
+        f"{state / 'a'}: its ledger must contain 59 items, got 49: a copy made while it was written?"
         " restore it with `mlcd restore`"
     )
 
@@ -141,7 +141,7 @@ def test_a_ledger_from_before_the_seal_gets_one_when_it_may_be_written(state):
         with closing(sqlite3.connect(state / "a" / "items.sqlite")) as connection:
             assert connection.execute("PRAGMA user_version").fetchone() == (version,)
     ledger(state / "a", *(f"DELETE FROM {table} WHERE row > 50" for table in ("items", "vectors")))
-    with pytest.raises(ArtifactInvalid, match="states 59 items"):
+    with pytest.raises(ArtifactInvalid, match="must contain 59 items"):
         Collection.open(state / "a")
 
 

@@ -18,7 +18,7 @@ def test_diskann_is_refused_with_the_indexes_that_are_offered(asked):
     with pytest.raises(ConfigInvalid) as caught:
         MilvusAddress.of(f"milvus://root:secret@host/photos?index={asked}")
     said = str(caught.value)
-    assert "the index diskann that the URL of milvus://host/photos asks for is not offered" in said
+    assert "the index diskann in the URL of milvus://host/photos is not offered" in said
     assert said.endswith("give one of hnsw, ivf_flat")
     assert "secret" not in said
     assert "\n" not in said

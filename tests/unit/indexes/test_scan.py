@@ -26,9 +26,9 @@ def test_it_finds_what_float64_finds(subset, top):
         unit_rows(generator.standard_normal((500, 16))),
         unit_rows(generator.standard_normal((20, 16))),
     )
-    numbers = None if subset is None else np.sort(generator.choice(500, subset, replace=False))
-    found = scan(queries, rows, top, numbers=numbers)
-    among = np.arange(500) if numbers is None else numbers
+    allowed = None if subset is None else np.sort(generator.choice(500, subset, replace=False))
+    found = scan(queries, rows, top, allowed_rows=allowed)
+    among = np.arange(500) if allowed is None else allowed
     truth = queries.astype(np.float64) @ rows[among].astype(np.float64).T
     wanted = min(top, len(among))
     assert found.ids.shape == (20, top)

@@ -116,9 +116,9 @@ def test_labels_are_distinct_checked_and_exact():
     check_labels(labels, 20_000_000)
     cleaned = distinct_labels(labels)
     assert cleaned.tolist() == [[5, 2, -1, -1], [-1, -1, -1, -1], [16_777_217, 16_777_216, 0, -1]]
-    with pytest.raises(InvalidInput, match="sample 2 has label 16777217"):
+    with pytest.raises(InvalidInput, match="got 16777217 for sample 2"):
         check_labels(labels, 16_777_217)
-    with pytest.raises(InvalidInput, match="sample 0 has label -2"):
+    with pytest.raises(InvalidInput, match="got -2 for sample 0"):
         check_labels(torch.tensor([[-2]]), 5)
     with pytest.raises(InvalidInput, match="int64"):
         check_labels(labels.float(), 20_000_000)
