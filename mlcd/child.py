@@ -1,11 +1,11 @@
-"""Child processes: how one begins, talks with its parent, and ends with it.
+"""Child processes: how a child starts, exchanges messages with its parent, and ends with it.
 
-Both sides write one JSON object a line, to the child's standard input and from its standard output.
+Both sides write one JSON object per line, over the child's standard input and output.
 An MlcdError of the child becomes a message, which the parent raises as its own.
 
-A child heeds its parent alone. A signal to a whole process group or control group reaches both at
-the same time, and the parent then has work to finish, for which it needs its child. Therefore the
-child ignores the signal, and the parent says when it ends.
+Only the parent stops its child. A signal to a whole process group or cgroup reaches both at the
+same time, but the parent needs its child to finish pending work. Therefore the child ignores the
+signal until the parent ends it.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from mlcd.too_many_files import explain_open_files
 
 Message: TypeAlias = dict[str, Any]
 
-# A person, a system or a terminal sends these to the process that it started.
+# Sent by a user, a service manager or a terminal to stop the parent.
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
 _REFUSED: Final = 2  # exit status after an MlcdError
@@ -35,14 +35,14 @@ _REFUSED: Final = 2  # exit status after an MlcdError
 
 def child_command(module: str) -> list[str]:
     """Returns the command line of `python -m module`, whose last argument is our process id."""
-    # -P: no module is imported from the working directory, which is the user's
+    # -P: no module is imported from the working directory, which belongs to the user
     return [sys.executable, "-P", "-m", module, str(os.getpid())]
 
 
 @contextmanager
 def block_stops() -> Iterator[None]:
-    """Blocks the stop signals in a child that is started meanwhile: it inherits the block, and no
-    signal ends it before it has said that it ignores them.
+    """Blocks the stop signals while a child is started: it inherits the block, so that no signal
+    ends it before it ignores them.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
@@ -56,7 +56,7 @@ def to_line(message: Message) -> bytes:
 
 
 def from_line(line: bytes) -> Message | None:
-    """Returns a message of the child; None where it ended before the line did.
+    """Returns a message of the child; None if the child ended within the line.
 
     Raises the child's error.
     """
@@ -72,8 +72,9 @@ def from_line(line: bytes) -> Message | None:
 def launch(module: str, *, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
     """Starts `python -m module`, which calls `serve_parent`; `Child.of` talks to it.
 
-    It needs no event loop: uvloop's own way knows no process groups, and unblocks the signals in
-    the child. The child ends when the calling thread does. descriptors: files that it inherits.
+    Uses no event loop: uvloop's subprocesses support no process groups, and unblock the signals
+    in the child. The child ends when the calling thread does. descriptors: file descriptors that
+    the child inherits.
     """
     with block_stops():
         return subprocess.Popen(
@@ -87,7 +88,7 @@ def launch(module: str, *, descriptors: Sequence[int] = ()) -> "subprocess.Popen
 
 
 class Child:
-    """A child process in a group of its own, as its parent sees it. Make it by `start`."""
+    """A child process in a group of its own, as its parent sees it. Create it with `start`."""
 
     def __init__(
         self,
@@ -99,7 +100,9 @@ class Child:
         self._process, self._input, self._output = process, input_pipe, output
         self._loop = asyncio.get_running_loop()
         self._status: asyncio.Future[int] = self._loop.create_future()
-        threading.Thread(target=self._wait, name=f"child-{process.pid}", daemon=True).start()
+        threading.Thread(
+            target=self._wait_for_exit, name=f"child-{process.pid}", daemon=True
+        ).start()
 
     @classmethod
     async def start(cls, module: str, *, descriptors: Sequence[int] = ()) -> Self:
@@ -129,7 +132,7 @@ class Child:
         self._input.write(to_line(message))
 
     async def receive(self) -> Message | None:
-        """Returns the next message; None where the child has ended. Raises the child's error."""
+        """Returns the next message; None if the child has ended. Raises the child's error."""
         return from_line(await self._output.readline())
 
     def signal(self, number: int) -> None:
@@ -141,7 +144,7 @@ class Child:
         return await asyncio.shield(self._status)
 
     async def end(self, *, patience_s: float = 0.0) -> None:
-        """Ends the child by the end of its input, and by force where that takes longer."""
+        """Closes the child's input; kills the child if it runs for `patience_s` more seconds."""
         self._input.close()
         try:
             async with asyncio.timeout(patience_s):
@@ -150,23 +153,23 @@ class Child:
             self.signal(signal.SIGKILL)
             await self.wait()
 
-    def _wait(self) -> None:
+    def _wait_for_exit(self) -> None:
         status = self._process.wait()
         with suppress(RuntimeError):  # the loop has ended before the child
             self._loop.call_soon_threadsafe(self._status.set_result, status)
 
 
 class Parent:
-    """The parent process, as its child sees it. Messages in standard input are iterated over."""
+    """The parent process, as its child sees it. Iterating yields the parent's messages."""
 
     def __init__(self, *, at_its_end: signal.Signals) -> None:
-        """Ignores all stop signals but the parent's. at_its_end: see `serve_parent`."""
+        """Ignores the stop signals. at_its_end: see `serve_parent`."""
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, at_its_end)
-        if os.getppid() != int(sys.argv[-1]):  # it died before prctl
+        if os.getppid() != int(sys.argv[-1]):  # the parent died before prctl
             sys.exit(1)
         self._output = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # prints of libraries must not mix with messages
@@ -175,20 +178,20 @@ class Parent:
         return map(json.loads, sys.stdin)
 
     def send(self, message: Message) -> None:
-        """Sends a message. It ends this process where nobody reads it any more."""
+        """Sends a message. Ends this process if the parent no longer reads."""
         try:
             self._output.write(to_line(message))
             self._output.flush()
         except BrokenPipeError:
             with suppress(BrokenPipeError):
-                self._output.close()  # or it would be written again at the end
+                self._output.close()  # otherwise Python flushes it again at exit
             sys.exit(1)
 
 
 def serve_parent(
     work: Callable[[Message, Parent], None], *, at_its_end: signal.Signals = signal.SIGKILL
 ) -> None:
-    """Does the work that the parent's first message orders; an MlcdError is raised in the parent.
+    """Runs `work` on the parent's first message; an MlcdError is raised in the parent.
 
     at_its_end: the signal that the system sends when the parent is killed.
     """

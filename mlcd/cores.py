@@ -31,10 +31,10 @@ def cpuset_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@cache  # a scan asks at each call, and files take longer than a scan of few centers may
+@cache  # each scan calls this, and reading the files can take longer than scanning a few centers
 def quota_cores(cgroup: Path = _CGROUP) -> float | None:
     """Returns the CPU time per time that the cgroup allows (`docker run --cpus 1.5`), None without
-    a limit. It is looked up once in a process.
+    a limit. The result is cached per process.
     """
     try:
         if (cgroup / "cpu.max").is_file():

@@ -1,8 +1,7 @@
-"""The command `mlcd demo`: the whole journey by the public commands, one after the other, then the
-service.
+"""The command `mlcd demo`: runs all steps with the public commands, then starts the service.
 
-Every command leaves a finished artifact alone and continues an interrupted one. So the demo keeps
-no state of its own and is resumed by running it again.
+Every command skips a finished artifact and continues an interrupted one. So the demo stores no
+state, and running it again resumes it.
 """
 
 import errno
@@ -43,14 +42,14 @@ _MIN_DISTINCT: Final = 8
 _MANY_CLUSTERS: Final = 500
 _INTERRUPTED: Final = 130
 _LAST_PORT: Final = 65535
-_NUM_WORDS: Final = 3
-_NUM_FOUND: Final = 3
-_WORDS: Final = ("people", "an animal", "a building")  # where no class is known
+_NUM_QUERIES: Final = 3
+_RESULTS_PER_QUERY: Final = 3
+_DEFAULT_WORDS: Final = ("people", "an animal", "a building")  # used if the images have no classes
 
 
 @dataclass(frozen=True)
 class Demo:
-    """The journey: its output, its input, and `run` and `serve` to perform it."""
+    """The settings of the demo; `run` builds the artifacts, `serve` serves them."""
 
     out: Path
     images: str | None = None
@@ -59,9 +58,9 @@ class Demo:
     seed: int = 0
 
     def run(self) -> None:
-        """Makes or finishes every artifact below `out`, then prints the result table.
+        """Creates or completes every artifact below `out`, then prints the result table.
 
-        It exits with the status of a step that refuses its input.
+        If a step fails, exits with the status of that step.
         """
         started = time.monotonic()
         if self.images is None:
@@ -76,12 +75,12 @@ class Demo:
 
     def commands(self, features: EmbeddingsArtifact) -> list[list[str]]:
         """Returns the public commands that follow the first, in order."""
-        kept_out = features.held_out(HELD_OUT_FRACTION)
-        num_clusters = _choose_clusters(features, kept_out)
+        held_out = features.held_out(HELD_OUT_FRACTION)
+        num_clusters = _choose_clusters(features, held_out)
         num_labels = max(1, min(4 if num_clusters < _MANY_CLUSTERS else 8, num_clusters // 4))
         classes = set(features.class_names)
         comparable = (
-            None not in classes and len(classes) > 1 and kept_out.any() and not kept_out.all()
+            None not in classes and len(classes) > 1 and held_out.any() and not held_out.all()
         )
         seed = ["--seed", str(self.seed)]
         clustering = [
@@ -105,16 +104,16 @@ class Demo:
         representations = [self._at("pixels"), self._at("features"), untrained, self._at("run")]
         evaluate = [
             ["evaluate", kind, *representations, "--out", self._at(kind), *options]
-            # A user's folder may hold copies of an image on both sides; they are counted and do not
-            # stop the demo.
+            # A user's folder may have duplicates across training and held-out images; --seen counts
+            # them instead of failing.
             for kind, options in (("knn", ["--seen"]), ("clusters", seed))
         ]
         by_words = ["--words", "imagenet", "--templates", "plain", "--model", self._features]
-        is_named = "--names" in clustering or self._features != STARTER
+        needs_naming = "--names" not in clustering and self._features == STARTER
         return [
             ["embed", self._images, self._at("pixels"), "--model", "pixels"],
             ["cluster", self._at("features"), self._at("centers"), *clustering, *seed],
-            *([] if is_named else [["name", self._at("centers"), *by_words]]),
+            *([["name", self._at("centers"), *by_words]] if needs_naming else []),
             [
                 "label",
                 self._at("features"),
@@ -134,40 +133,48 @@ class Demo:
                 self._at("embeddings"),
                 str(self.out / "collections" / "demo"),
             ],
-            ["index", self._at("features"), str(self._state_of_features / "collections" / "demo")],
+            ["index", self._at("features"), str(self._features_state / "collections" / "demo")],
             ["verify", str(self.out), "--quiet"],
         ]
 
     def serve(self, host: str, port: int) -> None:
-        """Serves both spaces, the trained model's and beside it that of the features, prints their
-        addresses and a curl line, and waits until they are stopped.
+        """Starts two services, one for the trained model and one for the features, prints their
+        addresses and example requests, and waits until both stop.
         """
         trained = ["--model", self._at("model"), "--state", str(self.out)]
         features = ["--model", self._features, "--centers", self._at("centers")]
-        features += ["--state", str(self._state_of_features)]
+        features += ["--state", str(self._features_state)]
         try:
-            with _serving([*trained, *_address(host, port)]) as (service, served):
-                beside = [*features, *_address(host, port + 1 if 0 < port < _LAST_PORT else 0)]
-                with _serving(beside) as (feature_service, served_too):
-                    self._print_how_to_ask(served, served_too)
+            with _serving([*trained, *_address(host, port)]) as (service, model_ready_line):
+                features_options = [
+                    *features,
+                    *_address(host, port + 1 if 0 < port < _LAST_PORT else 0),
+                ]
+                with _serving(features_options) as (feature_service, features_ready_line):
+                    self._print_example_requests(model_ready_line, features_ready_line)
         except KeyboardInterrupt:
             return
         if status := service.returncode or feature_service.returncode:
             sys.exit(status)
 
     @property
-    def _state_of_features(self) -> Path:
-        """The state of the server of the features, whose collection is of another space."""
+    def _features_state(self) -> Path:
+        """State folder of the feature service, whose collection uses another embedding space."""
         return self.out / "features-state"
 
-    def _print_how_to_ask(self, served: str, served_too: str) -> None:
-        url, url_of_features = (line.rpartition(" on ")[-1] for line in (served, served_too))
+    def _print_example_requests(self, model_ready_line: str, features_ready_line: str) -> None:
+        url, features_url = (
+            line.rpartition(" on ")[-1] for line in (model_ready_line, features_ready_line)
+        )
         picture = shlex.quote(
             'files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"'))
         )
-        words = ", where words search too" if self._features == STARTER else ""
-        _say(f"{served}\n\nthe trained ViT:  {url}/")
-        _say(f"the features ({Path(self._features).stem}){words}:  {url_of_features}/\n\nor ask:\n")
+        words = ", also searchable by text" if self._features == STARTER else ""
+        _say(f"{model_ready_line}\n\nthe trained ViT:  {url}/")
+        _say(
+            f"the features ({Path(self._features).stem}){words}:  {features_url}/\n"
+            "\nexample requests:\n"
+        )
         _say(f"  curl -s -F {picture} '{url}/v1/labels?top=5'")
         _say(
             f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops both."
@@ -177,7 +184,7 @@ class Demo:
         return str(self.out / name)
 
     def _example(self) -> Path:
-        """Returns a file to send: the first usable image, unpacked where it is in a shard."""
+        """Returns the path of the first embedded image; an image in a shard is extracted first."""
         key = EmbeddingsArtifact.open(self.out / "embeddings").keys[0]
         if (path := Path(self._images) / key).is_file():
             return path
@@ -189,16 +196,18 @@ class Demo:
 
     @property
     def _features(self) -> str:
-        """The model whose features are clustered: for photographs the starter, where it is."""
-        stand_in = "hog" if self.images is None or not starter_installed() else STARTER
-        return self.features or stand_in
+        """The model whose features are clustered. The default for the user's images is the starter
+        if it is installed; otherwise hog.
+        """
+        default_model = "hog" if self.images is None or not starter_installed() else STARTER
+        return self.features or default_model
 
     @property
     def _images(self) -> str:
         return self.images if self.images is not None else str(self.out / "images")
 
     def _print_table(self, seconds: float) -> None:
-        shown = {
+        display_names = {
             "pixels": "raw pixels 16x16",
             "features": f"features ({Path(self._features).stem})",
             "step_000000": "ViT, untrained",
@@ -215,50 +224,46 @@ class Demo:
                         if kind == "knn" and "seen" in result
                         else copies
                     )
-        table = Table(
-            title="k-NN on held-out images; k-means with as many clusters as classes, on all"
-        )
+        table = Table(title="k-NN: held-out images. k-means: all images, one cluster per class.")
         for column in ("representation", "k-NN accuracy", "cluster purity", "NMI"):
             table.add_column(column, justify="left" if column == "representation" else "right")
         for name, metrics in records.items():
             values = (metrics[key] for key in ("knn_accuracy", "cluster_purity", "cluster_nmi"))
             table.add_row(
-                shown.get(name, "ViT, trained (MLCD)"), *(f"{value:.3f}" for value in values)
+                display_names.get(name, "ViT, trained (MLCD)"),
+                *(f"{value:.3f}" for value in values),
             )
         console = Console(width=max(80, Console().width))
         if records:
             console.print()
             console.print(table)
             _say(
-                "k-NN: held-out images whose nearest others are of their class. Purity, NMI: how"
-                " far clusters are classes.\nHigher is better; the ViT was trained on clusters of"
-                " the features and saw no class."
+                "k-NN accuracy: share of held-out images classified correctly by their nearest"
+                " neighbors. Purity, NMI: agreement of clusters with classes.\nHigher is better;"
+                " the ViT was trained on clusters of the features, without class labels."
             )
             if copies:
                 _say(
-                    f"{copies} of the held-out images are copies of ones that were trained on or"
-                    " clustered."
+                    f"{copies} held-out images are copies of images used for training or"
+                    " clustering."
                 )
         else:
-            _say(
-                "\nNo table: the images are not in one sub-folder per class, so there is nothing to"
-                " compare with."
-            )
+            _say("\nNo table: a comparison requires the images in one sub-folder per class.")
         _say(f"everything is in {self.out} ({seconds:.0f} s)")
 
 
 def _print_search_by_words(features: EmbeddingsArtifact) -> None:
-    """Prints the images that the starter finds by a few words: names of classes where there are
-    any.
-    """
+    """Prints starter search results for a few class names, or default words without classes."""
     names = sorted({name for name in features.class_names if name is not None})
-    words = [name.replace("_", " ") for name in names[:: max(1, len(names) // _NUM_WORDS)]]
-    texts = [f"a photo of {word}" for word in words[:_NUM_WORDS] or _WORDS]
+    words = [name.replace("_", " ") for name in names[:: max(1, len(names) // _NUM_QUERIES)]]
+    texts = [f"a photo of {word}" for word in words[:_NUM_QUERIES] or _DEFAULT_WORDS]
     with closing(open_text_encoder(resolve_model(STARTER))) as encoder:
         scores = encoder.encode(encoder.tokenizer(texts)) @ features.load().T
-    _say("\nby words, among the features of the starter:")
+    _say("\ntext search in the starter's features:")
     for text, row in zip(texts, scores, strict=True):
-        keys = ", ".join(features.keys[int(at)] for at in np.argsort(-row)[:_NUM_FOUND])
+        keys = ", ".join(
+            features.keys[int(index)] for index in np.argsort(-row)[:_RESULTS_PER_QUERY]
+        )
         _say(f"  {text}: {keys}")
 
 
@@ -268,8 +273,10 @@ def _address(host: str, port: int) -> list[str]:
 
 @contextmanager
 def _serving(options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Starts a service, and yields it with the line that it prints when model and collections are
-    open. Exits with its status where it ends before that: it has printed why.
+    """Starts a service; yields it and the line that it prints once model and collections are open.
+
+    If the service ends before it is ready, exits with the service's status; the service has printed
+    the reason.
     """
     with _start(["serve", *options], stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
@@ -279,7 +286,7 @@ def _serving(options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def free_port(host: str, port: int) -> int:
-    """Returns `port`, or 0 where another program has it; the service then takes a free port and
+    """Returns `port`, or 0 if another program uses it; the service then chooses a free port and
     prints it.
 
     Raises ConfigInvalid unless `host` is an address of this machine.
@@ -300,8 +307,8 @@ def free_port(host: str, port: int) -> int:
 
 
 def write_digits(folder: Path) -> None:
-    """Writes scikit-learn's 1,797 scanned digits as PNG files, one sub-folder per digit; whole or
-    not at all.
+    """Writes scikit-learn's 1,797 scanned digits as PNG files, one sub-folder per digit. The
+    folder appears only when complete.
     """
     if folder.is_dir():
         return
@@ -317,23 +324,24 @@ def write_digits(folder: Path) -> None:
                 path = Path(temporary) / "images" / str(digit) / f"{number:04d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray((pixels * 255.0 / 16.0).round().astype(np.uint8)).save(path)
-            if not folder.is_dir():  # another demo may have been faster
+            if not folder.is_dir():  # another demo may have created it meanwhile
                 (Path(temporary) / "images").rename(folder)
 
 
-def _choose_clusters(features: EmbeddingsArtifact, kept_out: NDArray[np.bool_]) -> int:
-    """Returns about one cluster for every 12 different images that may be clustered."""
-    distinct = len({row.tobytes() for row in features.load()[~kept_out]})
-    if distinct < _MIN_DISTINCT:
+def _choose_clusters(features: EmbeddingsArtifact, held_out: NDArray[np.bool_]) -> int:
+    """Returns the number of clusters: about one per 12 distinct images that are not held out."""
+    num_distinct = len({row.tobytes() for row in features.load()[~held_out]})
+    if num_distinct < _MIN_DISTINCT:
         raise InvalidInput(
-            f"{distinct} different images are too few to cluster",
-            remedy=f"give at least {_MIN_DISTINCT} besides those held out",
+            f"clustering requires at least {_MIN_DISTINCT} different images that are not held out,"
+            f" got {num_distinct}",
+            remedy="add images",
         )
-    return max(2, min(_MAX_CLUSTERS, distinct // _IMAGES_PER_CLUSTER))
+    return max(2, min(_MAX_CLUSTERS, num_distinct // _IMAGES_PER_CLUSTER))
 
 
 def _run(command: list[str]) -> None:
-    """Runs one step; where it fails, it has printed why, and its exit status becomes ours."""
+    """Runs one step; if it fails, exits with its status. The step has printed the reason."""
     _say(f"\n$ mlcd {shlex.join(command)}")
     with _start(command) as step:
         status = step.wait()
@@ -345,26 +353,26 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _start(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Runs a process until it ends; raises KeyboardInterrupt where we received SIGINT or SIGTERM.
+    """Runs a process until it ends; raises KeyboardInterrupt if we received SIGINT or SIGTERM.
 
-    Only we send it the signal, as SIGINT, so that it saves its work: it is in a process group of
-    its own, which the terminal's Ctrl-C does not reach.
+    The process runs in its own process group, so Ctrl-C does not reach it; we forward either signal
+    as SIGINT so that it saves its work.
     """
     process: subprocess.Popen[str] | None = None
     signaled = False
 
-    def pass_on(*_: object) -> None:
+    def forward_as_sigint(*_: object) -> None:
         nonlocal signaled
         signaled = True
         if process is not None:
             process.send_signal(signal.SIGINT)
 
-    heard = [
+    handled_signals = [
         number
         for number in (signal.SIGINT, signal.SIGTERM)
         if signal.getsignal(number) != signal.SIG_IGN
     ]
-    previous = {number: signal.signal(number, pass_on) for number in heard}
+    previous = {number: signal.signal(number, forward_as_sigint) for number in handled_signals}
     try:
         arguments = [sys.executable, "-m", "mlcd", *command]
         process = subprocess.Popen(arguments, stdout=stdout, text=True, process_group=0)

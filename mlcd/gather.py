@@ -24,7 +24,7 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
-        # Each process gets the sum of its own rows only: half the traffic of an all-reduce.
+        # Each process receives only its own rows' gradients: half the traffic of an all-reduce.
         gradient = gradients[0].detach()
         blocks = gradient.new_zeros((len(ctx.counts), max(ctx.counts), *gradient.shape[1:]))
         for block, rows in zip(blocks, gradient.split(list(ctx.counts)), strict=True):
@@ -34,6 +34,5 @@ class _GatherRows(torch.autograd.Function):
         return own[: ctx.counts[ctx.rank]], None, None, None
 
 
-# (rows, counts, rank, group) to the rows of all processes in order of rank; process i has counts[i]
-# rows
+# (rows, counts, rank, group) -> rows of all processes by rank; process i has counts[i] rows
 gather_rows: Callable[[Tensor, Sequence[int], int, Any], Tensor] = _GatherRows.apply

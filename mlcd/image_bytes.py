@@ -23,30 +23,34 @@ ImageInput: TypeAlias = Union[
 
 _CHANNELS: Final = (3, 4)
 _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
-_FASTEST: Final = 1
+_FASTEST_COMPRESSION: Final = 1
 _ORIENTATION: Final = 0x0112  # the EXIF tag
 _REMEDY: Final = "give a path, bytes, uint8 pixels [H, W, 3] or a Pillow image"
 
 
 def check_images(images: object) -> None:
-    """Raises InvalidInput for a single image in place of a series; most kinds of single images can
+    """Raises InvalidInput for a single image; most kinds of single images can
     be iterated over.
     """
-    single = isinstance(images, str | bytes | bytearray | memoryview | os.PathLike)
-    few_axes = isinstance(images, np.ndarray) and images.ndim != 4
-    if single or few_axes or not (hasattr(images, "__iter__") or hasattr(images, "__aiter__")):
+    is_single_image = isinstance(images, str | bytes | bytearray | memoryview | os.PathLike)
+    is_single_array = isinstance(images, np.ndarray) and images.ndim != 4
+    if (
+        is_single_image
+        or is_single_array
+        or not (hasattr(images, "__iter__") or hasattr(images, "__aiter__"))
+    ):
         raise InvalidInput(
             "images must be a series of images", remedy="put the one image into a list"
         )
 
 
 def image_bytes(image: ImageInput, *, max_bytes: int) -> bytes | ImageRejected:
-    """Returns the file to send, or why there is none.
+    """Returns the bytes to send, or the error why the image cannot be sent.
 
-    Pixels become PNG, with the orientation that a Pillow image states.
+    Pixels become PNG, with the EXIF orientation of a Pillow image.
     """
     try:
-        data = _bytes(image, max_bytes)
+        data = _to_bytes(image, max_bytes)
     except ImageRejected as rejection:
         return rejection
     if len(data) > max_bytes:
@@ -54,7 +58,7 @@ def image_bytes(image: ImageInput, *, max_bytes: int) -> bytes | ImageRejected:
     return data
 
 
-def _bytes(image: Any, max_bytes: int) -> bytes:
+def _to_bytes(image: Any, max_bytes: int) -> bytes:
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):
@@ -105,9 +109,9 @@ def _png(image: "Image.Image") -> bytes:
     buffer = io.BytesIO()
     try:
         image.load()
-        turned = Image.Exif()
-        turned[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
-        image.save(buffer, "PNG", compress_level=_FASTEST, exif=turned)
+        exif = Image.Exif()
+        exif[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+        image.save(buffer, "PNG", compress_level=_FASTEST_COMPRESSION, exif=exif)
     except (
         Exception
     ) as error:  # an image that is read only now may be damaged, which Pillow reports in many ways

@@ -1,6 +1,4 @@
-"""The keys of samples: how foreign ones are compared, and their split, which decides what is held
-out for evaluation.
-"""
+"""The keys of samples: their normalization, and the split that holds out samples for evaluation."""
 
 import hashlib
 import posixpath
@@ -17,29 +15,28 @@ HELD_OUT_FRACTION = 0.2
 
 
 def normalize_key(key: str) -> SampleKey:
-    """Returns the form in which keys are compared that are not the same: NFC, and the path without
-    `./` and repeated slashes. Keys are stored as they are, because files are found by them.
+    """Returns a key in normal form for comparisons: NFC, without `./` and repeated slashes. Stored
+    keys are not normalized, because they locate files.
     """
     path = posixpath.normpath(unicodedata.normalize("NFC", key))
     return path[1:] if path.startswith("//") else path  # POSIX keeps two slashes at the start
 
 
 def normalize_class(name: str) -> str:
-    """Returns the name of a class in NFC: the folders of some systems spell it otherwise."""
+    """Returns the name of a class in NFC: some file systems decompose the names of folders."""
     return unicodedata.normalize("NFC", name)
 
 
 def split_positions(
     keys: Iterable[SampleKey], class_names: Iterable[str | None]
 ) -> NDArray[np.float64]:
-    """Returns [N] in (0, 1): the position of each key in its class (or overall where no class is
+    """Returns [N] in (0, 1): the position of each key in its class (or overall if no class is
     known), by SHA-256.
 
-    Apply it to everything that a source lists, so that every step finds the same split, whichever
-    images it could use.
+    Call it with all keys of a source, including images that a step cannot use, so that every step
+    computes the same split.
     """
-    # The first half of the digests orders keys like the whole: no two keys are known to agree in
-    # it.
+    # The first half of a digest suffices as a sort key: no two keys are known to share it.
     halves = np.fromiter((hashlib.sha256(key.encode()).digest()[:16] for key in keys), dtype="S16")
     number_of: dict[str | None, int] = {}
     classes = np.fromiter(
@@ -59,8 +56,8 @@ def split_positions(
 def mask_held_out(
     positions: NDArray[np.float64], fraction: float = HELD_OUT_FRACTION
 ) -> NDArray[np.bool_]:
-    """Returns [N] bool, True for the samples that clustering and training must not see: that share
-    of each class.
+    """Returns [N] bool, True for the samples that clustering and training must not see: the given
+    share of each class.
     """
     if not 0.0 <= fraction < 1.0:
         raise ConfigInvalid(f"the held-out fraction must be in [0, 1), got {fraction}")

@@ -1,9 +1,9 @@
-"""The fields of a batch job: the request, the stored spec and the recipe of a worker are all this
-one class.
+"""The fields of a batch job. One class serves as the request, the stored spec and the worker's
+recipe.
 
-A new option is one line in `LabelJob` and one in `JobOptions`; those of other kinds than `curate`
-are named in `_OF_LABELS` or `_OF_IMAGES`. The REST request and the Python client offer it, the
-queue stores it, and the pipeline of its kind is given it.
+A new option is one line in `LabelJob` and one in `JobOptions`; options of kinds other than `curate`
+are also listed in `_OF_LABELS` or `_OF_IMAGES`. The REST request and the Python client then offer
+it, the queue stores it, and the pipeline of its kind receives it.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class LabelJob:
     threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
     embeddings: bool = False
     url_column: Annotated[str, Field(min_length=1)] | None = None
-    issues: Annotated[tuple[Issue, ...], Field(strict=False)] = ()  # a list, as JSON has it
+    issues: Annotated[tuple[Issue, ...], Field(strict=False)] = ()  # JSON has lists, not tuples
     duplicates: Annotated[float, Field(gt=0, le=1)] | None = None
     keep: Literal["first", "best", "largest"] = "first"
     outliers: _Share | None = None
@@ -59,13 +59,11 @@ class LabelJob:
         return self.kind == "label" or (self.kind == "curate" and samples != (None, None, None))
 
 
-# The name and type of each option of a job.
 OPTIONS: Final[dict[str, Any]] = {
     field.name: field.type for field in fields(LabelJob) if field.default is not MISSING
 }
 _OF_LABELS: Final = ("top", "threshold", "embeddings")
 _OF_IMAGES: Final = ("url_column",)
-# The options that each kind of job has.
 OPTIONS_OF: Final[Mapping[JobKind, tuple[str, ...]]] = {
     "label": (*_OF_LABELS, *_OF_IMAGES),
     "embed": _OF_IMAGES,

@@ -1,6 +1,4 @@
-"""The progress of long work: a bar on a terminal, JSON lines with `--json`, one line at the end
-otherwise.
-"""
+"""Reports progress: a bar on a terminal, JSON lines with `--json`, otherwise one final line."""
 
 import json
 import sys
@@ -22,13 +20,11 @@ class Meter(Protocol):
     """The receiver of a pipeline's progress."""
 
     def advance(self, num: int = 1, **facts: object) -> None:
-        """Reports `num` more units as done; `facts`, where given, are shown beside the bar from now
-        on.
-        """
+        """Reports `num` more units as done; any `facts` replace those shown beside the bar."""
 
 
 class Stages(Protocol):
-    """A factory of one meter per stage of the work. What a meter raises ends the work."""
+    """A factory of one meter per stage of the work. An error raised by a meter ends the work."""
 
     def stage(
         self, name: str, total: int | None, *, done: int = 0
@@ -36,7 +32,7 @@ class Stages(Protocol):
 
 
 class Reporter:
-    """The `Stages` for people and scripts."""
+    """The `Stages` of the command line."""
 
     def __init__(self, style: Style = "auto") -> None:
         self._style = style
@@ -53,7 +49,7 @@ class Reporter:
             yield meter
 
     def result(self, facts: Mapping[str, object], line: str) -> None:
-        """Prints the outcome on standard output: `line` for people, `facts` with `--json`."""
+        """Prints the result on standard output: `line` for people, `facts` with `--json`."""
         if self._style == "json":
             print(json.dumps(facts), flush=True)  # noqa: T201 - this is the command's output
         elif self._style == "auto":
@@ -96,7 +92,7 @@ class _JsonMeter:
 
 class _BarMeter:
     def __init__(self, name: str, total: int | None, done: int) -> None:
-        # only here, because a server imports this module and draws no bar
+        # imported here, because servers import this module and draw no bar
         from rich.console import Console
         from rich.progress import (
             BarColumn,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# 4 pass any statistical test of few positions; hashing is cheap
+# 4 rounds pass any statistical test of few positions; hashing is cheap
 _FEISTEL_ROUNDS: Final = 8
 
 
@@ -69,10 +69,10 @@ def permute_positions(
     """Returns the image of each position (in 0..num-1) under a permutation of range(num), a pure
     function of the counters.
 
-    Unlike `permutation` it costs nothing for the positions that are not requested. It is a Feistel
+    Unlike `permutation`, it computes only the requested positions. It is a Feistel
     network over two digits whose bases multiply to little more than num (Black and Rogaway: Ciphers
-    with Arbitrary Finite Domains, CT-RSA 2002). A value outside num walks on along its cycle until
-    it is inside.
+    with Arbitrary Finite Domains, CT-RSA 2002). A value of num or more is permuted again until it
+    is below num.
     """
     # The left digit has ceil(sqrt(num)) values, the right one as many as are needed to reach num.
     left_base = math.isqrt(max(num - 1, 0)) + 1

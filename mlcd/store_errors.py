@@ -10,21 +10,25 @@ _RIGHTS: Final = "give this process the rights, by its environment or its profil
 _LACKS_CREDENTIALS: Final = frozenset(
     {"NoCredentialsError", "CredentialRetrievalError", "PartialCredentialsError", "ProfileNotFound"}
 )
-_MAY_PASS: Final = (408, 425, 429)  # among the answers that are the asker's fault
-_STATUSES: Final = ("status", "status_code", "code")  # in aiohttp, Azure's and Google's errors
+_TEMPORARY_STATUSES: Final = (408, 425, 429)  # 4xx statuses that a retry may resolve
+_STATUS_ATTRIBUTES: Final = (
+    "status",
+    "status_code",
+    "code",
+)  # of the errors of aiohttp, Azure and Google
 
 
 def is_final(error: Exception) -> bool:
-    """Tells whether asking again is in vain."""
+    """Tells whether a retry cannot succeed."""
     if isinstance(error, MlcdError | FileNotFoundError | PermissionError):
         return True
     status = _status(error)
-    is_refused = 400 <= status < 500 and status not in _MAY_PASS
+    is_refused = 400 <= status < 500 and status not in _TEMPORARY_STATUSES
     return is_refused or type(error).__name__ in _LACKS_CREDENTIALS
 
 
 def translate_error(place: str, error: Exception) -> MlcdError:
-    """Returns the error of a store in our words. place: the URL that was asked for."""
+    """Returns the error of a store as an MlcdError. place: the requested URL."""
     if isinstance(error, MlcdError):
         return error
     if isinstance(error, FileNotFoundError) or _status(error) == 404:
@@ -43,7 +47,7 @@ def translate_error(place: str, error: Exception) -> MlcdError:
 
 def not_opened(url: str) -> MlcdError:
     """Returns the error for a URL that fsspec cannot open."""
-    if url.partition("://")[0] in available_protocols():  # Azure's wants to know who asks
+    if url.partition("://")[0] in available_protocols():  # Azure's file system requires an account
         return InvalidInput(f"{url} asks for credentials", remedy=_RIGHTS)
     return ConfigInvalid(
         f"a location must be a path or a URL of a supported store, got {url}",
@@ -53,5 +57,5 @@ def not_opened(url: str) -> MlcdError:
 
 def _status(error: Exception) -> int:
     """Returns the HTTP status in the error; 0 without one."""
-    statuses = [getattr(error, name, None) for name in _STATUSES]
+    statuses = [getattr(error, name, None) for name in _STATUS_ATTRIBUTES]
     return next((status for status in statuses if isinstance(status, int)), 0)

@@ -6,7 +6,7 @@ from mlcd.errors import TextRejected
 def check_text(text: object, *, max_chars: int | None) -> str | TextRejected:
     """Returns the text, or the reason why it cannot be tokenized.
 
-    max_chars: most characters; None for no limit.
+    max_chars: largest number of characters; None for no limit.
     """
     if not isinstance(text, str):
         return TextRejected("not-a-string", "a text must be a string")
@@ -32,5 +32,5 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def too_long(most: int, units: str) -> TextRejected:
-    return TextRejected("too-long", f"the text has more than {most} {units}", remedy="shorten it")
+def too_long(limit: int, units: str) -> TextRejected:
+    return TextRejected("too-long", f"the text has more than {limit} {units}", remedy="shorten it")

@@ -9,29 +9,28 @@ from typing import Final
 
 from mlcd.errors import TooManyOpenFiles
 
-# faiss reports these errors in words only
+# faiss reports these errors only in the message
 _TOO_MANY_FILES: Final = re.compile(r"Too many open files")
-# with fewer free descriptors none counts as free, because other threads open and close files
-# meanwhile
+# fewer free descriptors count as none, because other threads open and close files meanwhile
 _SPARE_FILES: Final = 8
 
 
 def is_too_many_files(error: BaseException) -> bool:
     """Tells whether an error, or one that led to it, reports that no descriptor is free."""
-    return any(map(_reports, _causes(error)))
+    return any(map(_reports_too_many_files, _iterate_causes(error)))
 
 
-def _reports(error: BaseException) -> bool:
+def _reports_too_many_files(error: BaseException) -> bool:
     is_numbered = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
     return is_numbered or bool(_TOO_MANY_FILES.search(str(error)))
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
     yield error
     group = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     for cause in (*group, error.__cause__ or error.__context__):
         if cause is not None:
-            yield from _causes(cause)
+            yield from _iterate_causes(cause)
 
 
 def refuse_too_many_files(error: BaseException) -> None:
@@ -58,8 +57,9 @@ def too_many_files() -> TooManyOpenFiles:
 
 
 def lacks_open_files() -> bool:
-    """Tells whether hardly a descriptor is free, for libraries that do not report why they could
-    not open a file.
+    """Tells whether fewer than 8 descriptors are free.
+
+    For libraries that do not report why they could not open a file.
     """
     descriptors: list[int] = []
     try:

@@ -1,6 +1,6 @@
-"""The processes that work together: the rank of this one, and sums and gathers over all.
+"""The group of cooperating processes: the rank of this process, and sums and gathers over all.
 
-torch is imported only where there is more than one process, or a tensor.
+torch is imported only with several processes, or for a tensor.
 """
 
 import os
@@ -22,48 +22,49 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TIMEOUT: Final = timedelta(minutes=30)  # the longest time that one process waits for another
-# seconds; a failure ends all connections, and a process that notices waits so long for the reason
-_LAST_WORD_S: Final = 2.0
-_WEAK_SIGNS: Final = ("Connection", "NCCL")  # of a lost process, in an error of no class
-_FAILURES: Final = "mlcd/failures"
+# Seconds. A failure closes all connections; a process that notices waits this long, so that the
+# failed process can report the reason first.
+_REASON_WAIT_S: Final = 2.0
+_LOST_PROCESS_WORDS: Final = ("Connection", "NCCL")  # in messages of plain RuntimeErrors
+_FAILURE_COUNT_KEY: Final = "mlcd/failures"
 _Integers = TypeVar("_Integers", np.int64, np.int32)
 
 
 class Elsewhere(Exception):
-    """The error is reported by another process; this one ends silently."""
+    """Another process reports the error; this process ends silently."""
 
 
 def torchrun_variable(name: str, default: int) -> int:
-    """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default where there is no
-    torchrun.
+    """Returns RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE; the default if torchrun did
+    not start this process.
     """
-    # torchrun states a process's rank in no other way
+    # torchrun passes the rank only through the environment
     return int(os.environ.get(name, default))  # noqa: TID251
 
 
 def is_first() -> bool:
-    """Tells whether this is the only process, or the first of a torchrun, which prints for all."""
+    """Tells whether this process has rank 0; only this process prints."""
     return torchrun_variable("RANK", 0) == 0
 
 
 def is_of_lost_process(error: RuntimeError) -> bool:
-    """Tells whether another process is gone, or did not answer in time.
+    """Tells whether the error means that another process is gone or did not answer in time.
 
-    torch has a class for what its store or NCCL says. gloo's errors name its files, but for that of
-    a connection which it closed after an earlier wait.
+    torch has a class for errors of its store and NCCL. gloo's errors contain paths of its source
+    files, except the error "pair closure" for a connection that it closed after an earlier wait.
     """
     import torch.distributed as dist
 
-    of_gloo = any(name in str(error) for name in ("gloo", "pair closure"))
-    return of_gloo or isinstance(error, dist.DistError)
+    is_gloo_error = any(name in str(error) for name in ("gloo", "pair closure"))
+    return is_gloo_error or isinstance(error, dist.DistError)
 
 
 @dataclass(frozen=True)
 class World:
     """A process group, or just this process (`group` None and `size` 1).
 
-    Every process calls each of its methods at the same point. device: "cuda" or "cpu", through
-    which arrays are summed.
+    All processes must call each method at the same point. device: "cuda" or "cpu"; arrays are
+    summed there.
     """
 
     rank: int = 0
@@ -73,7 +74,7 @@ class World:
 
     @classmethod
     def current(cls, device: str = "cpu") -> "World":
-        """Returns the default process group where one is initialized, else this process alone."""
+        """Returns the default process group if it is initialized, otherwise only this process."""
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()):
@@ -89,7 +90,7 @@ class World:
         return self._reduce(tensor, "MAX")
 
     def sum_integers(self, values: NDArray[_Integers]) -> NDArray[_Integers]:
-        """Returns the sum over processes, the same in all; `values` itself is not changed."""
+        """Returns the sum over processes, in all processes; `values` itself is not changed."""
         if self.size == 1:
             return values
         import torch
@@ -109,13 +110,13 @@ class World:
         return values[0]
 
     def own_rows(self, num_rows: int) -> tuple[int, int]:
-        """Returns the range of rows that this process reads: each has an equal share, in order of
+        """Returns the range of rows that this process reads: rows are split evenly, in order of
         rank.
         """
         return self.rank * num_rows // self.size, (self.rank + 1) * num_rows // self.size
 
     def row_counts(self, num_rows: int, device: "torch.device") -> list[int]:
-        """Returns how many rows each process holds, in order of rank."""
+        """Returns the number of rows of each process, in order of rank."""
         if self.size == 1:
             return [num_rows]
         import torch
@@ -125,9 +126,9 @@ class World:
         return [int(count) for count in self.sum(counts)]
 
     def gather_rows(self, rows: "Tensor", counts: Sequence[int] | None = None) -> "Tensor":
-        """Returns the rows of all processes in order of rank; their numbers may differ.
+        """Returns the rows of all processes in order of rank; row counts may differ.
 
-        Gradients flow back to the owner. counts: the numbers, where the host knows them already.
+        Gradients flow back to the owner. counts: rows per process, if already known on the host.
         """
         if self.size == 1:
             return rows
@@ -148,11 +149,11 @@ class World:
 
 @contextmanager
 def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> Iterator[World]:
-    """Opens the processes of this torchrun, or this process alone where there is none. A process
-    group that is open already, as on Ray, is taken and left open.
+    """Joins the process group of torchrun; without torchrun, yields only this process. A process
+    group that is already open, as on Ray, is used and left open.
 
-    cuda: true where tensors on a GPU are reduced, too; None where this machine has one. timeout:
-    the longest that one process waits for another. Raises ConfigInvalid where torch is missing.
+    cuda: whether GPU tensors are reduced too; None: if this machine has a GPU. timeout: longest
+    wait of one process for another. Raises ConfigInvalid if torch is missing.
     """
     if torchrun_variable("WORLD_SIZE", 1) == 1:
         yield World()
@@ -162,11 +163,11 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
         import torch.distributed as dist
     except ImportError as error:
         raise ConfigInvalid(
-            "several processes need torch", remedy=install_command("train")
+            "several processes require torch", remedy=install_command("train")
         ) from error
     if cuda is None:
         cuda = torch.cuda.is_available()
-    if dist.is_initialized():  # by what started the processes, and it ends the group, too
+    if dist.is_initialized():  # whatever opened the group also closes it
         yield World.current("cuda" if cuda else "cpu")
         return
     if cuda:
@@ -180,33 +181,35 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
 
 @contextmanager
 def one_voice(world: World) -> Iterator[None]:
-    """Makes the first process that fails raise its error, and all others Elsewhere.
+    """Makes the first process that fails raise its error, and all other processes Elsewhere.
 
-    No process waits for the others first, because they may be anywhere in their work.
+    There is no barrier, because the processes may be at different points of their work.
     """
     if world.size == 1:
         yield
         return
     import torch.distributed as dist
 
-    # torchrun's store outlives a process that fails; torch has no public way to it.
+    # torchrun's store outlives a failed process; torch has no public access to it.
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
     try:
         yield
     except MlcdError as error:
-        if store.add(_FAILURES, 1) == 1:
+        if store.add(_FAILURE_COUNT_KEY, 1) == 1:
             raise
-        # torchrun stops all processes once one has ended, so the process with the reason goes first
-        time.sleep(_LAST_WORD_S)
+        # torchrun stops all processes once one ends, so the process with the reason must end first
+        time.sleep(_REASON_WAIT_S)
         raise Elsewhere from error
     except RuntimeError as error:
-        # Hardly anything but a lost process raises a RuntimeError here, so a weak sign is enough.
-        if not is_of_lost_process(error) and not any(sign in str(error) for sign in _WEAK_SIGNS):
+        # Almost only a lost process raises a RuntimeError here, so a word in the message suffices.
+        if not is_of_lost_process(error) and not any(
+            word in str(error) for word in _LOST_PROCESS_WORDS
+        ):
             raise
-        time.sleep(_LAST_WORD_S)
-        if store.add(_FAILURES, 1) == 1:
+        time.sleep(_REASON_WAIT_S)
+        if store.add(_FAILURE_COUNT_KEY, 1) == 1:
             raise Unavailable(
                 "a process is gone", remedy="the same command goes on from its checkpoint"
             ) from error
-        time.sleep(_LAST_WORD_S)
+        time.sleep(_REASON_WAIT_S)
         raise Elsewhere from error

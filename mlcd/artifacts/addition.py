@@ -1,8 +1,7 @@
-"""The growth of finished artifacts: new parts beside the old ones, then another manifest, by one
-rename.
+"""Adds parts to finished artifacts: writes the new files, then replaces the manifest by a rename.
 
-Existing files stay as they are, byte for byte. So does the earlier manifest, under a name of its
-own: what was made from the earlier state can still be compared with it.
+Existing files stay unchanged. The earlier manifest is kept under another name, so results made from
+the earlier state can still be compared with it.
 """
 
 import os
@@ -37,23 +36,23 @@ _EARLIER: Final = "manifest-{:05d}.json"
 
 
 def first_part_after(artifact: Artifact, digest: str) -> int | None:
-    """Returns the first part that was added since the artifact had this digest; None where it
+    """Returns the first part that was added since the artifact had this digest; None if it
     never had it.
 
-    Raises ArtifactInvalid where the files of that state have changed or are missing.
+    Raises ArtifactInvalid if files of that state have changed or are missing.
     """
     for first_part, earlier in artifact.config.get(GROWN, {}).items():
         if earlier == digest:
-            _earlier_state(artifact, _EARLIER.format(int(first_part)), digest)
+            _read_earlier_state(artifact, _EARLIER.format(int(first_part)), digest)
             return int(first_part)
     return None
 
 
 def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
-    """Returns the artifact as it was when it had this digest, before parts were added; None where
+    """Returns the artifact as it was when it had this digest, before parts were added; None if
     it never had.
 
-    Raises ArtifactInvalid where the files of that state have changed or are missing.
+    Raises ArtifactInvalid if files of that state have changed or are missing.
     """
     if artifact.digest == digest:
         return artifact
@@ -61,13 +60,13 @@ def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
     return (
         None
         if first_part is None
-        else _earlier_state(artifact, _EARLIER.format(first_part), digest)
+        else _read_earlier_state(artifact, _EARLIER.format(first_part), digest)
     )
 
 
-def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
-    """Reads the earlier manifest of this name; each file in it must be unchanged by the artifact's
-    own manifest.
+def _read_earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
+    """Reads the earlier manifest of this name; the current manifest must list all its files
+    unchanged.
     """
     verify_file(artifact, name)
     earlier = read_manifest(artifact.path, name)
@@ -86,8 +85,8 @@ def open_addition(
 ) -> Iterator["Addition"]:
     """Opens a draft beside the artifact for additions to it, from part `first_part` on.
 
-    A draft of the same addition is continued; that of any other is discarded. Raises Conflict where
-    another process adds to the artifact, or did a moment ago.
+    Continues a draft of the same addition, and discards a draft of any other. Raises Conflict if
+    another process is adding to the artifact, or has just done so.
     """
     request = Request(
         artifact.kind,
@@ -120,11 +119,11 @@ class Addition:
         self._artifact, self._parents, self._first_part = artifact, parents, first_part
 
     def publish(self, summary: Mapping[str, Any]) -> Artifact:
-        """Puts the draft's files beside the old ones, then replaces the manifest by one over all of
-        them; for an artifact at a URL, there first.
+        """Links the draft's files into the artifact, then replaces the manifest by one that lists
+        all files. An artifact at a URL is updated there first.
 
-        If it is killed before that last step, the artifact is unchanged: files without an entry
-        in the manifest do not belong to it.
+        If the process is killed before the manifest is replaced, the artifact is unchanged: files
+        without an entry in the manifest do not belong to it.
         """
         old, out = self._artifact, self._artifact.path
         with translate_os_errors(out):
@@ -161,8 +160,8 @@ class Addition:
 
 
 def _link(path: Path, target: Path) -> None:
-    """Links a file, so that the draft stays whole until all is done; file systems without links get
-    a copy.
+    """Links a file, so that the draft stays complete until the end; copies it on file systems
+    without links.
     """
     try:
         os.link(path, target)

@@ -1,6 +1,7 @@
-"""The copies on this machine of artifacts that are at URLs, the same byte for byte.
+"""Local copies of artifacts at URLs, identical byte for byte.
 
-Whoever reads such an artifact has it brought here first. What is here already is not copied again.
+An artifact at a URL is copied to this machine before it is read; unchanged files are not copied
+again.
 """
 
 import fcntl
@@ -23,9 +24,9 @@ _SILENT: Final = Reporter("silent")
 
 def bring(path: Path, reporter: Stages = _SILENT) -> Path:
     """Updates the copy at `path` from the artifact at its URL, and returns the path; a path
-    without a URL is returned as it is.
+    without a URL is returned unchanged.
 
-    Raises NotFound without a finished artifact there, ArtifactInvalid for a damaged one.
+    Raises NotFound if the URL has no finished artifact, ArtifactInvalid if it is damaged.
     """
     if (url := url_of(path)) is None:
         return path
@@ -37,12 +38,13 @@ def bring(path: Path, reporter: Stages = _SILENT) -> Path:
         with hold_lock(path.with_name(f".{path.name}.lock")):
             copy = Directory.at(path)
             sizes = copy.sizes()
-            is_known = MANIFEST in sizes and copy.read(MANIFEST) == listed.manifest
+            has_same_manifest = MANIFEST in sizes and copy.read(MANIFEST) == listed.manifest
 
             def is_there(name: str) -> bool:
                 entry = listed.files[name]
                 return sizes.get(name) == entry.size_bytes and (
-                    (is_known and listed.of_manifest(name)) or copy.measure(name) == entry
+                    (has_same_manifest and listed.is_in_manifest(name))
+                    or copy.measure(name) == entry
                 )
 
             copy_files(listed, origin, copy, is_there, reporter)
@@ -53,7 +55,7 @@ def bring(path: Path, reporter: Stages = _SILENT) -> Path:
 
 
 def make_room(path: Path) -> None:
-    """Makes the folder of a copy. Raises InvalidInput where this process may not."""
+    """Creates the folder of a copy. Raises InvalidInput if this process lacks permission."""
     if url_of(path) is not None:
         folder = copies_folder()
         with translate_os_errors(folder, remedy="name another cache with XDG_CACHE_HOME"):
@@ -68,7 +70,7 @@ def fetch_copy(location: Location, reporter: Stages = _SILENT) -> Path:
 def is_finished(path: Path) -> bool:
     """Tells whether a finished artifact is at the path or, for a copy, at its URL.
 
-    A copy is updated; it is removed where its artifact is gone.
+    A copy is updated first, or removed if the artifact at its URL no longer exists.
     """
     try:
         bring(path)
@@ -78,7 +80,7 @@ def is_finished(path: Path) -> bool:
 
 
 def forget(path: Path) -> None:
-    """Removes what this machine keeps of an artifact at a URL, unless a process works at it."""
+    """Removes the local draft and copy of an artifact at a URL, unless another process uses it."""
     if url_of(path) is None:
         return
     for folder in (draft_path(path), path):
@@ -91,9 +93,9 @@ def forget(path: Path) -> None:
 
 
 def send_addition(path: Path, before: str, names: list[str], manifest: bytes) -> None:
-    """Writes the new files of a grown copy to its URL, and then the manifest over all.
+    """Writes the new files of an extended copy to its URL, and then the new manifest.
 
-    before: the digest that the artifact must still have there, else Conflict is raised.
+    before: digest that the artifact at the URL must still have; otherwise raises Conflict.
     """
     if (url := url_of(path)) is None:
         return
@@ -113,15 +115,15 @@ def _check_digest(origin: Directory, digest: str) -> None:
 
 
 def send_beside(path: Path) -> None:
-    """Writes the files that no manifest lists, such as given names, to the URL of a copy. A path
-    without a URL is left alone.
+    """Writes files that no manifest lists, such as user-assigned names, to the URL of a copy. Does
+    nothing for a path without a URL.
     """
     if (url := url_of(path)) is None:
         return
     origin, copy = Directory.at(url), Directory.at(path)
     listed = read_listed(origin)
     for name in copy.sizes():
-        if name == MANIFEST or is_hidden(name) or listed.of_manifest(name):
+        if name == MANIFEST or is_hidden(name) or listed.is_in_manifest(name):
             continue
         if listed.files.get(name) != copy.measure(name):
             origin.take(name, copy, (path / name).stat().st_size)

@@ -1,7 +1,7 @@
-"""A directory on this machine or in an object store, by the same few calls.
+"""A directory on this machine or in an object store, with one interface.
 
-The files of an object store are objects whose names begin with the directory's. Here as there, a
-file appears whole, at its end, or never.
+In an object store, the files are objects whose names start with the directory's path. In both, a
+file appears only once it is complete.
 """
 
 import errno
@@ -25,7 +25,7 @@ from mlcd.locations import Location, check_no_credentials, install_command_for_u
 from mlcd.store_errors import not_opened, translate_error
 
 _CHUNK_BYTES: Final = 8 << 20
-_SMALL_BYTES: Final = 16 << 20  # up to this, a file is one request
+_SMALL_BYTES: Final = 16 << 20  # files up to this size are sent in one request
 
 
 class Directory:
@@ -37,7 +37,7 @@ class Directory:
 
     @classmethod
     def at(cls, location: Location) -> Self:
-        """Returns the directory. Raises ConfigInvalid for a URL that cannot be opened here."""
+        """Returns the directory. Raises ConfigInvalid for a URL that this machine cannot open."""
         text = check_no_credentials(location)
         if not text:
             raise ConfigInvalid("a location is empty", remedy="give a directory or a URL")
@@ -54,12 +54,12 @@ class Directory:
         return cls(text, filesystem, path.rstrip("/"))
 
     def contains(self, directory: "Directory") -> bool:
-        """Tells whether the directory is this one or inside of it."""
+        """Tells whether the directory is this directory or inside it."""
         is_same_store = self._filesystem == directory._filesystem  # noqa: SLF001 - of the same class
         return is_same_store and f"{directory._path}/".startswith(f"{self._path}/")  # noqa: SLF001
 
     def sizes(self) -> dict[str, int]:
-        """Returns the bytes of every file at any depth, by name."""
+        """Returns the size in bytes of every file at any depth, by name."""
         with self._translate_errors():
             listing = self._filesystem.find(self._path, detail=True)
             return {
@@ -69,7 +69,7 @@ class Directory:
     def read(self, name: str) -> bytes:
         """Returns the content of a file. Raises NotFound."""
         with self._translate_errors(name):
-            content: bytes = self._filesystem.cat_file(self._full(name))
+            content: bytes = self._filesystem.cat_file(self._full_path(name))
             return content
 
     def measure(self, name: str) -> FileEntry:
@@ -77,27 +77,27 @@ class Directory:
         return _measure(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """Yields the content of a file, some at a time. Raises NotFound."""
+        """Yields the content of a file in chunks of 8 MiB. Raises NotFound."""
         with (
             self._translate_errors(name),
             self._filesystem.open(
-                self._full(name), "rb", block_size=_CHUNK_BYTES, cache_type="readahead"
+                self._full_path(name), "rb", block_size=_CHUNK_BYTES, cache_type="readahead"
             ) as file,
         ):
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
     def copy(self, name: str, source: "Directory", entry: FileEntry) -> None:
-        """Writes the source's file of that name, and reads it again.
+        """Copies the file from the source, then reads the copy to verify it.
 
-        Raises ArtifactInvalid where the source's is not `entry`; nothing is written then.
+        Raises ArtifactInvalid if the source's file does not match `entry`; writes nothing then.
         """
         if entry.size_bytes <= _SMALL_BYTES:
             content = source.read(name)
             source.check(name, _measure(iter([content])), entry)
             self.write(name, content)
         else:
-            with self._writing(name) as file:
+            with self._open_for_writing(name) as file:
                 source.check(
                     name, _measure(self._write_through(name, source.chunks(name), file)), entry
                 )
@@ -106,27 +106,27 @@ class Directory:
     def write(self, name: str, content: bytes) -> None:
         """Writes a file."""
         if self.local_path is not None:
-            with self._writing(name) as file:
+            with self._open_for_writing(name) as file:
                 file.write(content)
             return
         with self._translate_errors(name):
-            self._filesystem.pipe_file(self._full(name), content)
+            self._filesystem.pipe_file(self._full_path(name), content)
 
     def take(self, name: str, source: "Directory", size_bytes: int | None = None) -> None:
-        """Writes the source's file of that name, of this size where it is known, as it is.
+        """Copies the file from the source without verifying it. Raises NotFound.
 
-        Raises NotFound.
+        size_bytes: size of the file, if known.
         """
         if size_bytes is not None and size_bytes <= _SMALL_BYTES:
             self.write(name, source.read(name))
             return
-        with self._writing(name) as file:
+        with self._open_for_writing(name) as file:
             for chunk in source.chunks(name):
                 with self._translate_errors(name):
                     file.write(chunk)
 
     def check(self, name: str, actual: FileEntry, entry: FileEntry) -> None:
-        """Raises ArtifactInvalid unless the file is as its entry says."""
+        """Raises ArtifactInvalid unless the file matches its entry."""
         if actual != entry:
             raise ArtifactInvalid(
                 f"{self.location}/{name} differs from its manifest",
@@ -134,50 +134,51 @@ class Directory:
             )
 
     def has(self, name: str) -> bool:
-        """Tells whether the file is there."""
+        """Tells whether the file exists."""
         with self._translate_errors(name):
-            return bool(self._filesystem.exists(self._full(name)))
+            return bool(self._filesystem.exists(self._full_path(name)))
 
     def create(self, name: str, content: bytes) -> bool:
-        """Writes a file that does not exist; tells whether it did not. Where the store knows no
-        conditional put, another process may write it in the same moment.
+        """Writes a file unless it exists; tells whether it was written. If the store does not
+        support conditional puts, another process may write the file at the same moment.
         """
         if self.has(name):
             return False
         with self._translate_errors(name):
             try:
-                self._filesystem.pipe_file(self._full(name), content, mode="create")
+                self._filesystem.pipe_file(self._full_path(name), content, mode="create")
             except FileExistsError:
                 return False
             return True
 
     def remove(self, names: list[str]) -> None:
-        """Removes files; one that is not there does not matter."""
+        """Removes files; ignores missing ones."""
         with self._translate_errors():
             for name in names:
                 with suppress(FileNotFoundError):
-                    self._filesystem.rm_file(self._full(name))
+                    self._filesystem.rm_file(self._full_path(name))
 
     def abort_uploads(self) -> int:
-        """Ends the uploads that dead processes left in this directory, and returns how many: their
-        bytes are invisible and still paid for.
+        """Aborts uploads that dead processes left in this directory; returns their number.
+
+        Their bytes are invisible but still billed.
         """
         if not hasattr(self._filesystem, "call_s3"):
             return 0
-        bucket, _, inside = self._path.partition("/")
-        prefix = inside and f"{inside}/"
-        ended = 0
-        with self._translate_errors(), _without_what_a_store_lacks():
+        bucket, _, folder = self._path.partition("/")
+        prefix = folder and f"{folder}/"
+        num_aborted = 0
+        with self._translate_errors(), _ignore_unsupported_calls():
             while uploads := self._filesystem.call_s3(
                 "list_multipart_uploads", Bucket=bucket, Prefix=prefix
             ).get("Uploads"):
                 for upload in uploads:
                     upload_id = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
                     self._filesystem.call_s3("abort_multipart_upload", Bucket=bucket, **upload_id)
-                ended += len(uploads)
-        return ended
+                num_aborted += len(uploads)
+        return num_aborted
 
-    def _full(self, name: str) -> str:
+    def _full_path(self, name: str) -> str:
         return f"{self._path}/{name}"
 
     def _write_through(
@@ -189,8 +190,8 @@ class Directory:
             yield chunk
 
     @contextmanager
-    def _writing(self, name: str) -> Iterator[IO[bytes]]:
-        """Yields a file that appears when the block ends, and not where the block fails."""
+    def _open_for_writing(self, name: str) -> Iterator[IO[bytes]]:
+        """Yields a file that appears only if the block succeeds."""
         if self.local_path is not None:
             path = self.local_path / name
             with self._translate_errors(name):
@@ -200,7 +201,7 @@ class Directory:
             return
         with self._translate_errors(name):
             file = self._filesystem.open(
-                self._full(name), "wb", block_size=_SMALL_BYTES, autocommit=False
+                self._full_path(name), "wb", block_size=_SMALL_BYTES, autocommit=False
             )
         try:
             yield file
@@ -208,29 +209,29 @@ class Directory:
                 file.close()
                 file.commit()
         except BaseException:
-            with suppress(Exception):  # the next attempt ends what stays
+            with suppress(Exception):  # the next attempt aborts uploads that remain
                 file.discard()
             raise
 
     @contextmanager
     def _translate_errors(self, name: str = "") -> Iterator[None]:
         """Turns the errors of the file system into ours."""
-        shown = f"{self.location}/{name}" if name else self.location
+        full_location = f"{self.location}/{name}" if name else self.location
         try:
             if self.local_path is not None:
-                with translate_os_errors(Path(shown)):
+                with translate_os_errors(Path(full_location)):
                     yield
             else:
                 yield
         except (MlcdError, GeneratorExit):
             raise
         except Exception as error:  # each file system has its own errors
-            refuse_full_disk(error, Path(shown))
-            raise translate_error(shown, error) from error
+            refuse_full_disk(error, Path(full_location))
+            raise translate_error(full_location, error) from error
 
 
 @contextmanager
-def _without_what_a_store_lacks() -> Iterator[None]:
+def _ignore_unsupported_calls() -> Iterator[None]:
     try:
         yield
     except OSError as error:

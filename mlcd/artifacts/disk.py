@@ -1,6 +1,4 @@
-"""The durable writing of files, and the translation of the file system's errors into ones that name
-the remedy.
-"""
+"""Writes files durably, and translates OS errors into errors that name the remedy."""
 
 import errno
 import fcntl
@@ -16,7 +14,7 @@ from typing import Final
 from mlcd.errors import Conflict, DiskFull, InvalidInput
 from mlcd.too_many_files import refuse_too_many_files
 
-# the last form is that of numpy's ndarray.tofile
+# the last alternative is the message of numpy's ndarray.tofile
 _NO_SPACE: Final = re.compile(
     r"No space left on device|File too large|\d+ requested and \d+ written"
 )
@@ -26,7 +24,7 @@ _NO_SPACE: Final = re.compile(
 def translate_os_errors(path: Path, *, remedy: str | None = None) -> Iterator[None]:
     """Turns errors of the file system into errors that name the remedy.
 
-    remedy: for a place that is not the output which the user gave.
+    remedy: replaces the default remedy, which is about the output that the user gave.
     """
     try:
         yield
@@ -39,7 +37,7 @@ def translate_os_errors(path: Path, *, remedy: str | None = None) -> Iterator[No
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
             raise InvalidInput(
-                f"{path} cannot be made a directory", remedy=remedy or "give another output"
+                f"{path} cannot be created as a directory", remedy=remedy or "give another output"
             ) from error
         raise
 
@@ -54,9 +52,7 @@ def refuse_full_disk(error: BaseException, path: Path) -> None:
 
 
 def _is_disk_full(error: BaseException) -> bool:
-    """Decides by the error's number where it has one; numpy, pyarrow, safetensors and faiss only
-    use words.
-    """
+    """Checks errno, then the message: numpy, pyarrow, safetensors and faiss set no errno."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
     return bool(_NO_SPACE.search(str(error)))
@@ -64,9 +60,10 @@ def _is_disk_full(error: BaseException) -> bool:
 
 @contextmanager
 def hold_lock(path: Path, *, mode: int = 0o666) -> Iterator[None]:
-    """Holds the lock of the file at `path`, which is made where it is missing and stays there.
+    """Holds the lock of the file at `path`, which is created if missing and never removed.
 
-    Other processes and threads wait. The operating system frees the lock of a dead process.
+    Waits while another process or thread holds the lock. The operating system
+    frees the lock of a dead process.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, mode)
     try:
@@ -77,18 +74,20 @@ def hold_lock(path: Path, *, mode: int = 0o666) -> Iterator[None]:
 
 
 def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
-    """Returns a descriptor that holds the lock of the directory at `path`, which is made where it
-    is missing.
+    """Returns a descriptor that holds the lock of the directory at `path`, which is created
+    if missing.
 
-    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another process holds it; without
-    `make`, FileNotFoundError.
+    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict if another process holds the lock; without
+    `make`, FileNotFoundError if the directory is missing.
     """
     while True:
         try:
             if make:
                 path.mkdir(exist_ok=True)
-        except FileNotFoundError as error:  # file systems like /proc cannot hold our files
-            raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
+        except FileNotFoundError as error:  # a file system such as /proc, or no parent folder
+            raise InvalidInput(
+                f"{path} cannot be created", remedy="give a writable output"
+            ) from error
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -105,12 +104,11 @@ def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; when the block ends, what it wrote there is at `path`
-    and on the disk.
+    """Yields a temporary path beside `path`; after the block, syncs it and renames it to `path`.
 
-    A reader finds either the earlier content or all of the new, after a power cut too. Where the
-    block fails, nothing changes. For a directory, the block itself syncs the files; a directory
-    replaces only an empty one.
+    A reader finds either the old or the complete new content, even after a power cut. If the block
+    fails, nothing changes. For a directory, the block itself must sync the files; a directory can
+    replace only an empty one.
     """
     temporary = temporary_path(path)
     try:
@@ -126,8 +124,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns a path that no other process uses, because one that was thought dead may still write
-    the same file.
+    """Returns a path that no other process uses, because a process that was thought dead may still
+    write the same file.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 

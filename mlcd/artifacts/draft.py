@@ -178,7 +178,7 @@ class Draft:
         )
         if holds_work and not self._fresh:
             raise Conflict(
-                f"{self.path} holds unfinished work on other input or settings",
+                f"{self.path} contains unfinished work on other input or settings",
                 remedy="remove it or give another output directory",
             )
         for entry in [] if self._shared else list(self.path.iterdir()):
@@ -313,7 +313,7 @@ class Draft:
             pass
         raise Conflict(
             f"{self.path} was published or removed meanwhile",
-            remedy="see whether the output is there",
+            remedy="check whether the output exists",
         )
 
     def adopt(self, name: str, child: Path) -> None:

@@ -1,14 +1,14 @@
-"""The names that centers were given, by people or from evidence: a file beside those of the Centers
-artifact, and no part of its identity.
+"""The names of centers, assigned by people or from evidence: a file in the folder of the Centers
+artifact that is not part of its identity.
 
     given-names.json  {"centers": digest of the artifact, "version": the number of changes so far,
-                      "names": [k] of name or null, "by_hand": ids of those that people named,
-                      "evidence": the file of `mlcd.artifacts.name_evidence` that tells why the
-                      others have theirs, or null, "history": the last changes by people, each with
-                      version, center, the name before and the name since, "checksum": SHA-256 of
-                      the rest}
+                      "names": [k] of name or null, "by_hand": ids of the centers named by people,
+                      "evidence": the file of `mlcd.artifacts.name_evidence` that explains the
+                      other names, or null, "history": the last changes by people, each with
+                      version, center, old name and new name, "checksum": SHA-256 of the other
+                      fields}
 
-It is in no manifest, so that naming changes no digest, and carries its own checksum instead.
+No manifest lists the file, so naming changes no digest; it has its own checksum instead.
 """
 
 import csv
@@ -30,14 +30,14 @@ GIVEN_NAMES: Final = "given-names.json"
 MADE_NAMES: Final = "names.json"  # a file of the artifact itself
 MAX_NAME: Final = 200  # characters, because a name is shown in one line
 _HEADER: Final = ("id", "name")
-_MOST_REMEMBERED: Final = 1000  # changes by people in the file, which each change writes anew
+_MAX_HISTORY: Final = 1000  # changes by people in the file, which each change rewrites
 
 Names = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
 class Renaming:
-    """The change of one name by people, which made that version of the names."""
+    """A change of one name by a person. version: the version that the change created."""
 
     version: int
     center: int
@@ -47,10 +47,10 @@ class Renaming:
 
 @dataclass(frozen=True)
 class GivenNames:
-    """The name of each center, the ids of those that people named, and the file of evidence for the
-    others, where there is one.
+    """The name of each center, the ids of the centers named by people, and the file of evidence for
+    the other names, if any.
 
-    version: the number of changes that led here. history: the last of those that people made.
+    version: number of changes so far. history: the last changes by people.
     """
 
     names: Names
@@ -60,9 +60,9 @@ class GivenNames:
     history: tuple[Renaming, ...] = ()
 
     def set_by_hand(self, changes: Mapping[int, str | None]) -> "GivenNames":
-        """Returns the names with the changes; those of other centers stay.
+        """Returns the names with these changes applied.
 
-        A center whose name is taken away is free for a name from evidence.
+        A center whose name is removed can get a name from evidence again.
         """
         names = tuple(changes.get(center, name) for center, name in enumerate(self.names))
         named_centers = {center for center, name in changes.items() if name is not None}
@@ -71,29 +71,29 @@ class GivenNames:
             for center, name in changes.items()
             if self.names[center] != name
         ]
-        return self._next(
+        return self._with_next_version(
             replace(
                 self,
                 names=names,
                 by_hand=(self.by_hand - changes.keys()) | named_centers,
-                history=(*self.history, *renamings)[-_MOST_REMEMBERED:],
+                history=(*self.history, *renamings)[-_MAX_HISTORY:],
             )
         )
 
     def set_from(self, evidence: str, names: Names) -> "GivenNames":
-        """Returns the names from the evidence, but for those that people gave."""
+        """Returns the names from the evidence, except where people named the center."""
         merged = tuple(
             current if center in self.by_hand else name
             for center, (current, name) in enumerate(zip(self.names, names, strict=True))
         )
-        return self._next(replace(self, names=merged, evidence=evidence))
+        return self._with_next_version(replace(self, names=merged, evidence=evidence))
 
-    def _next(self, changed: "GivenNames") -> "GivenNames":
+    def _with_next_version(self, changed: "GivenNames") -> "GivenNames":
         return self if changed == self else replace(changed, version=self.version + 1)
 
 
 def current_names(artifact: Artifact) -> GivenNames:
-    """Returns the names that centers have now: those given, else those they were made with.
+    """Returns the current names of centers: the assigned names, otherwise the original names.
 
     Raises ArtifactInvalid as `read_given_names` does.
     """
@@ -103,7 +103,7 @@ def current_names(artifact: Artifact) -> GivenNames:
 
 
 def original_names(artifact: Artifact) -> Names | None:
-    """Returns the names that the centers were made with; None where they have none."""
+    """Returns the names stored in the artifact itself; None if it has none."""
     if MADE_NAMES not in artifact.files:
         return None
     return tuple(json.loads(artifact.file(MADE_NAMES).read_text()))
@@ -112,9 +112,9 @@ def original_names(artifact: Artifact) -> Names | None:
 def change_names(
     artifact: Artifact, change: Callable[[GivenNames], GivenNames]
 ) -> tuple[GivenNames, GivenNames]:
-    """Changes the names and returns those before and those since, which are on the disk then.
+    """Changes the names on disk and returns the old and the new names.
 
-    One process changes them at a time. Raises Conflict where other centers lie there meanwhile.
+    A lock serializes changes. Raises Conflict if the artifact was replaced by other centers.
     """
     manifest = artifact.path / MANIFEST
     with translate_os_errors(artifact.path), hold_lock(manifest):
@@ -130,7 +130,7 @@ def change_names(
 
 
 def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
-    """Returns the given names; None where there are none.
+    """Returns the assigned names; None if there are none.
 
     Raises ArtifactInvalid for a file that is damaged or belongs to other centers.
     """
@@ -143,7 +143,7 @@ def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
         raise ArtifactInvalid(
             f"{path} names other centers", remedy="remove it, and name these by `mlcd name`"
         )
-    # a file without these was written before there was evidence: by hand
+    # files without "by_hand" predate evidence: people assigned all names
     by_hand = stored.get("by_hand", [c for c, name in enumerate(names) if name is not None])
     return GivenNames(
         names,
@@ -155,7 +155,7 @@ def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
 
 
 def write_given_names(artifact: Artifact, names: GivenNames) -> None:
-    """Writes the names; either all new names or all old ones are there."""
+    """Writes the names atomically."""
     content = {
         "centers": artifact.digest,
         "version": names.version,
@@ -173,7 +173,7 @@ def read_names_file(
     """Reads {center: name, or None to remove it} from a JSON object, from lines `id<TAB>name` or
     `id,name`, or from what a server keeps in STATE/names.
 
-    digest: that of the centers; the file of a server for others is refused. Raises NotFound, and
+    digest: digest of the centers; a server's file for other centers is refused. Raises NotFound, or
     InvalidInput naming the first id or name that is not allowed.
     """
     try:
@@ -205,7 +205,7 @@ def read_names_file(
 
 
 def check_name(name: object) -> str | None:
-    """Returns the name without spaces around it, None for nothing. Raises InvalidInput."""
+    """Returns the name without surrounding spaces, or None if it is empty. Raises InvalidInput."""
     if name is None:
         return None
     if not isinstance(name, str) or not fits_a_name(name.strip()):
@@ -264,6 +264,6 @@ def _parse_id(path: Path, identifier: str, num_centers: int) -> int:
     if not (plain.isascii() and plain.isdecimal() and int(plain) < num_centers):
         raise InvalidInput(
             f"the ids in {path} must be those of centers, got {identifier!r}",
-            remedy=f"there are {num_centers}: 0 to {num_centers - 1}",
+            remedy=f"use ids from 0 to {num_centers - 1}",
         )
     return int(plain)

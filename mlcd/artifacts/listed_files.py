@@ -21,19 +21,21 @@ from mlcd.errors import ArtifactInvalid, NotFound
 from mlcd.progress import Stages
 
 _Result = TypeVar("_Result")
-_NUM_THREADS: Final = 8  # requests at one time: an object store answers each after a while
+_NUM_THREADS: Final = 8  # concurrent requests, to hide the latency of an object store
 
 
 @dataclass(frozen=True)
 class ListedFiles:
-    """The files of an artifact and of those inside it, and its own manifest, which comes last."""
+    """The files of an artifact and its nested artifacts; its own manifest is separate because it is
+    written last.
+    """
 
     artifact: Artifact
     manifest: bytes
     files: dict[str, FileEntry]
 
-    def of_manifest(self, name: str) -> bool:
-        """Tells whether a manifest decides the content of the file."""
+    def is_in_manifest(self, name: str) -> bool:
+        """Tells whether a manifest lists the file, or the file is a nested manifest."""
         return (
             name in self.artifact.files
             or name in self.artifact.logs
@@ -44,13 +46,13 @@ class ListedFiles:
 def read_listed(origin: Directory) -> ListedFiles:
     """Reads the manifests, and lists the other files to copy.
 
-    Raises NotFound without a finished artifact, ArtifactInvalid where a file is missing.
+    Raises NotFound if there is no finished artifact, ArtifactInvalid if a file is missing.
     """
     sizes = origin.sizes()
     if MANIFEST not in sizes:
         raise NotFound(
-            f"{origin.location} must hold a finished artifact, found no {MANIFEST}",
-            remedy="give a directory that holds a manifest.json",
+            f"{origin.location} must contain a finished artifact, found no {MANIFEST}",
+            remedy="give a directory that contains a manifest.json",
         )
     manifest = origin.read(MANIFEST)
     artifact = parse_manifest(manifest, Path(origin.location))
@@ -59,15 +61,15 @@ def read_listed(origin: Directory) -> ListedFiles:
         raise ArtifactInvalid(
             f"{origin.location}/{name} is missing", remedy="make the artifact again"
         )
-    beside = [name for name in sizes.keys() - files.keys() - {MANIFEST} if not is_hidden(name)]
-    files |= {name: origin.measure(name) for name in sorted(beside)}
+    unlisted = [name for name in sizes.keys() - files.keys() - {MANIFEST} if not is_hidden(name)]
+    files |= {name: origin.measure(name) for name in sorted(unlisted)}
     return ListedFiles(artifact, manifest, files)
 
 
 def _list_files(
     origin: Directory, artifact: Artifact, prefix: str
 ) -> Iterator[tuple[str, FileEntry]]:
-    """Yields the files of the artifact and, below their folders, those of its children."""
+    """Yields the files of the artifact and, below their folders, the files of its children."""
     for name, entry in {**artifact.files, **artifact.logs}.items():
         yield prefix + name, entry
     for child, digest in artifact.children.items():
@@ -76,7 +78,7 @@ def _list_files(
         inner = parse_manifest(origin.read(name), Path(origin.location) / inside)
         if inner.digest != digest:
             raise ArtifactInvalid(
-                f"{origin.location}/{name} is of another artifact",
+                f"{origin.location}/{name} must have the digest {digest}, got {inner.digest}",
                 remedy="make the artifact again",
             )
         yield name, origin.measure(name)
@@ -86,10 +88,10 @@ def _list_files(
 def inventory(
     folder: Path, measured: Mapping[str, FileEntry]
 ) -> tuple[dict[str, FileEntry], dict[str, str]]:
-    """Returns the files that a manifest over the folder lists, and the digests of the artifacts
-    inside it; the files are on the disk then.
+    """Returns the entries for a manifest of the folder and the digests of nested artifacts; syncs
+    every file to disk.
 
-    measured: the entries of files that were measured before.
+    measured: entries of files that were measured before.
     """
     files: dict[str, FileEntry] = {}
     children: dict[str, str] = {}
@@ -121,9 +123,10 @@ def copy_files(
     is_there: Callable[[str], bool],
     reporter: Stages,
 ) -> tuple[int, int]:
-    """Copies every file but the manifest that is not there; returns their number and bytes.
+    """Copies every missing file except the manifest; returns the number of copied files and bytes.
 
-    is_there: is asked once for each file, by several threads; what it raises ends the copy.
+    is_there: tells whether the target has the file. Called once per file, from several threads; an
+    error that it raises ends the copy.
     """
 
     def copy_file(name: str) -> int:
@@ -141,7 +144,7 @@ def copy_files(
 
 
 def for_files(work: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
-    """Yields what the work returns for each file, in order; several are worked at at one time."""
+    """Yields work(name) for each file, in order; runs up to 8 in parallel."""
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="files") as pool:
         try:
             yield from pool.map(work, names)

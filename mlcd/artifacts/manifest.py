@@ -1,12 +1,12 @@
 """Directory artifacts: complete, verified and identified by their content, or absent.
 
 An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside
-its final path and appears by one rename, so no reader ever meets half of it:
+its final path and appears by one rename, so no reader sees an incomplete artifact:
 `mlcd.artifacts.draft`.
 
 `digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and
 children and the SHA-256 of every file. Times, summaries, paths and logs are listed in the manifest
-but left out of the digest: two runs that made the same thing have the same digest.
+but excluded from the digest: two runs with the same result have the same digest.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
 MANIFEST: Final = "manifest.json"
-# key in the config of an artifact that has grown: its digest before each addition, by the
-# addition's first part
+# config key of an artifact with additions: maps the first part of each addition to the digest
+# before it
 GROWN: Final = "grown"
 _PARTIAL: Final = ".partial"
 _CHUNK_BYTES: Final = 1 << 20
@@ -109,7 +109,7 @@ class Artifact:
 
 
 def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = True) -> Artifact:
-    """Opens the artifact at `path` and checks its manifest and, unless told otherwise, every byte
+    """Opens the artifact at `path` and checks its manifest and, with `verify_files`, every byte
     of its files.
 
     Raises ArtifactInvalid naming the first file that does not match.
@@ -117,13 +117,19 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
     if (
         kind is not None
         and not (path / MANIFEST).is_file()
-        and (meant := near(path, kind)) is not None
+        and (nearby_artifact := near(path, kind)) is not None
     ):
-        raise ArtifactInvalid(f"{path} is not a finished artifact", remedy=f"did you mean {meant}?")
+        raise ArtifactInvalid(
+            f"{path} is not a finished artifact", remedy=f"did you mean {nearby_artifact}?"
+        )
     artifact = read_manifest(path)
     if kind is not None and artifact.kind != kind:
-        meant = near(path, kind)
-        remedy = f"give the directory of the {kind}" if meant is None else f"did you mean {meant}?"
+        nearby_artifact = near(path, kind)
+        remedy = (
+            f"give the directory of the {kind}"
+            if nearby_artifact is None
+            else f"did you mean {nearby_artifact}?"
+        )
         raise ArtifactInvalid(f"{path} holds {artifact.kind}, not {kind}", remedy=remedy)
     for name, entry in {**artifact.files, **artifact.logs}.items():
         if verify_files:
@@ -137,14 +143,15 @@ def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = T
     for name, digest in artifact.children.items():
         if open_artifact(path / name, verify_files=verify_files).digest != digest:
             raise ArtifactInvalid(
-                f"{path / name / MANIFEST} is of another artifact", remedy="make the artifact again"
+                f"{path / name / MANIFEST} belongs to another artifact",
+                remedy="make the artifact again",
             )
     return artifact
 
 
 def near(path: Path, *kinds: str) -> Path | None:
     """Returns the first artifact of one of these kinds one level away, above `path` or in it; None
-    where there is none.
+    if there is none.
     """
     for folder in (
         path.parent,
@@ -157,7 +164,7 @@ def near(path: Path, *kinds: str) -> Path | None:
 
 
 def verify_file(artifact: Artifact, name: str) -> None:
-    """Compares one file with the manifest, byte for byte."""
+    """Checks the size and SHA-256 of one file against the manifest."""
     entry = artifact.files.get(name) or artifact.logs[name]
     path = artifact.path / name
     try:
@@ -184,17 +191,17 @@ def final_path(path: Path) -> Path:
 
 
 def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
-    """Reads the manifest of this name of the artifact at `path`, without a look at its other files.
+    """Reads the manifest of this name of the artifact at `path`, without checking its other files.
 
-    Raises ArtifactInvalid where it is missing or damaged.
+    Raises ArtifactInvalid if the manifest is missing or damaged.
     """
     file = path / name
     if not file.is_file():
         partial = draft_path(path)
         remedy = (
-            "its making was interrupted; run the same command again to finish it"
+            "its creation was interrupted; run the same command again to finish it"
             if partial.is_dir()
-            else "give a directory that holds a manifest.json"
+            else "give a directory that contains a manifest.json"
         )
         raise ArtifactInvalid(f"{path} is not a finished artifact", remedy=remedy)
     try:
@@ -206,8 +213,8 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
 
 
 def parse_manifest(raw: bytes, path: Path, name: str = MANIFEST) -> Artifact:
-    """Returns the artifact at `path` whose manifest this is. Raises ArtifactInvalid where it is
-    damaged.
+    """Returns the artifact at `path` that the manifest `raw` describes. Raises ArtifactInvalid if
+    it is damaged.
     """
     file = path / name
     try:
@@ -243,7 +250,7 @@ def _damage_error(file: Path) -> ArtifactInvalid:
 
 
 def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
-    """Returns the manifest as its file holds it, with its digest and its checksum."""
+    """Returns the content of the manifest file, with digest and checksum."""
     with_digest = {**manifest, "digest": _digest(manifest)}
     return _pretty({**with_digest, "checksum": _checksum(with_digest)})
 

@@ -1,4 +1,4 @@
-"""The common part of the two clients: their construction and the checks of arguments."""
+"""The common base of the two clients: construction and argument checks."""
 
 from collections.abc import Callable, Coroutine
 from dataclasses import KW_ONLY, InitVar, dataclass, field
@@ -28,7 +28,7 @@ from mlcd.types import Embeddings, Fingerprint, as_array, unit_rows
 
 _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")
-# turns one batch into its answer
+# sends one batch and returns its answer
 Ask = Callable[[_Batch], Coroutine[Any, Any, Answer[_Value]]]
 
 
@@ -36,24 +36,23 @@ Ask = Callable[[_Batch], Coroutine[Any, Any, Answer[_Value]]]
 class BaseClient:
     """A client of one server.
 
-    Nothing is sent before the first call. Nothing is read from the environment: no key, no proxy,
-    no certificates. Raises ConfigInvalid where an argument cannot be used.
+    Sends nothing before the first call. Reads no keys, proxies or certificates from the
+    environment. Raises ConfigInvalid for an unusable argument.
     """
 
     # the server's address, such as http://127.0.0.1:8000
     url: InitVar[str]
     _: KW_ONLY
     api_key: InitVar[str | None] = None
-    # refuses the answers of any other model
+    # required model fingerprint; answers of other models raise Conflict
     fingerprint: Fingerprint | None = None
-    # seconds for one request with all its repeats
+    # seconds for one request including its retries
     deadline_s: InitVar[float] = 60.0
-    # how often a request is repeated after 429, 502, 503 or a broken connection, never before
-    # Retry-After
+    # retries of a request after 429, 502, 503 or a broken connection, never before Retry-After
     retries: InitVar[int] = 8
-    # items in one request; fewer where the server takes fewer, or where images are large
+    # items per request; fewer if the server accepts fewer, or if images are large
     batch_size: int = 16
-    # requests at one time within one call
+    # concurrent requests within one call
     in_flight: int = 4
     # httpx's transport, for a proxy or certificates of your own
     transport: InitVar[httpx.AsyncBaseTransport | None] = None

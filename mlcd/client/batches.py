@@ -1,4 +1,6 @@
-"""The batches of a series, in its order: cut by number and bytes, with several in flight."""
+"""Splits a sequence of inputs into batches by count and bytes, and yields the answers in order with
+several requests in flight.
+"""
 
 import asyncio
 from collections import deque
@@ -21,7 +23,7 @@ from mlcd.client.text_batches import Texts
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 
-# the bytes that can be sent, and the errors of the others
+# per image: its bytes, or the error why it cannot be sent
 Images = list[bytes | ImageRejected]
 # images, texts, rows [n, D], or the key of an indexed item
 Batch = Images | Texts | Embeddings | str
@@ -37,40 +39,40 @@ class Additions:
 
 
 class Adder:
-    """An iterator that gives each batch of a series its ids and metadata."""
+    """Assigns ids and metadata to consecutive batches."""
 
     def __init__(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None) -> None:
         if isinstance(ids, str) or (metadata is not None and len(metadata) != len(ids)):
             raise InvalidInput("ids and metadata must be lists of the same length")
         self._ids = ids
         self._metadata = [{}] * len(ids) if metadata is None else metadata
-        self._num = 0
+        self._num_assigned = 0
 
     def push(self, batch: Images | Embeddings) -> Additions:
-        chosen = slice(self._num, self._num + len(batch))
-        self._num = chosen.stop
-        if self._num > len(self._ids):
+        batch_slice = slice(self._num_assigned, self._num_assigned + len(batch))
+        self._num_assigned = batch_slice.stop
+        if self._num_assigned > len(self._ids):
             raise self._mismatch()
-        return Additions(self._ids[chosen], self._metadata[chosen], batch)
+        return Additions(self._ids[batch_slice], self._metadata[batch_slice], batch)
 
     def end(self) -> None:
-        if self._num != len(self._ids):
+        if self._num_assigned != len(self._ids):
             raise self._mismatch()
 
     def _mismatch(self) -> InvalidInput:
         return InvalidInput(
-            f"the items must be as many as the ids, got {len(self._ids)} ids",
-            remedy="give each item its id",
+            f"each item requires one id, got {len(self._ids)} ids for a different number of items",
+            remedy="give one id per item",
         )
 
 
 _Batch = TypeVar("_Batch")
 _Answer = TypeVar("_Answer")
 
-# bytes, more than a multipart form adds to each file
+# upper bound of the bytes that a multipart form adds to each file
 PART_BYTES: Final = 512
-# bytes of several images, whatever the server takes, because requests in flight are in memory; a
-# larger image goes alone
+# Largest batch of more than one image, even if the server allows more: requests in flight are held
+# in memory. A larger image is sent alone.
 _MAX_BATCH_BYTES: Final = 16 * 2**20
 
 
@@ -80,8 +82,8 @@ def rows_in_batches(rows: Embeddings, *, num: int) -> Iterator[Embeddings]:
 
 
 class Cutter:
-    """A collector of images into batches of at most `max_images` images and the bytes that a
-    request may have.
+    """Collects images into batches of at most `max_images` images and `max_body_bytes` bytes; never
+    more than 16 MiB, except for a single larger image.
     """
 
     def __init__(self, *, max_images: int, max_body_bytes: int) -> None:
@@ -91,7 +93,7 @@ class Cutter:
         self._num_bytes = 0
 
     def push(self, image: bytes | ImageRejected) -> Images:
-        """Takes one image and returns the batch that is now complete, empty where none is."""
+        """Adds one image; returns a completed batch, or an empty list."""
         size = len(image) + PART_BYTES if isinstance(image, bytes) else 0
         full = self.take_rest() if self._num_bytes + size > self._max_bytes else []
         self._images.append(image)
@@ -110,9 +112,9 @@ async def answers_async(
     *,
     in_flight: int,
 ) -> AsyncGenerator[_Answer, None]:
-    """Yields the answer of each batch, in order.
+    """Yields the answer to each batch, in order.
 
-    It takes no more than `in_flight` batches ahead; leaving early cancels them.
+    At most `in_flight` requests run at a time; closing the generator early cancels them.
     """
     waiting: deque[asyncio.Task[_Answer]] = deque()
     try:

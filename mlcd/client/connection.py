@@ -1,6 +1,4 @@
-"""The connection to the server: a request is repeated where that is safe, and answered within a
-deadline.
-"""
+"""The connection to the server: sends requests with retries, within a deadline."""
 
 import asyncio
 import re
@@ -20,21 +18,20 @@ from mlcd.errors import ConfigInvalid, DeadlineExceeded, Unavailable
 from mlcd.version import __version__
 
 _KEY: Final = re.compile(r"[!-~]+")
-# The pauses before a request is repeated, and how much the pauses of clients differ.
+# Pauses before retries, and the largest random addition to a pause.
 _FIRST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 8.0
 _JITTER_S: Final = 2.0
-# How long connections may fail before the first answer: a server that answered once restarts,
-# one that never did is not there.
-_REFUSED_S: Final = 2.0
+# How long connections may fail before the first answer. A server that answered before may be
+# restarting; one that never answered is taken as absent.
+_MAX_UNREACHABLE_S: Final = 2.0
 
 
 class Connection:
-    """A connection whose requests can all be repeated, because a second one has the same effect.
+    """A connection to a server. All requests are idempotent, so every request can be retried.
 
-    They are repeated where the server, or a proxy before it, answers 429, 502 or 503, and where the
-    connection broke before the answer. A server that has never answered is given up after two
-    seconds without a connection.
+    Retries if the server or a proxy answers 429, 502 or 503, or if the connection breaks before the
+    answer. Gives up on a server that has never answered after two seconds without a connection.
 
     has_answered: whether the server has ever answered.
     """
@@ -55,7 +52,7 @@ class Connection:
         self._http = httpx.AsyncClient(
             base_url=check_url(url),
             headers={"User-Agent": f"mlcd/{__version__}", **authorization(api_key)},
-            timeout=None,  # noqa: S113 - the deadline is over all of it
+            timeout=None,  # noqa: S113 - the deadline covers the whole request
             transport=transport,
             trust_env=False,
         )
@@ -74,8 +71,8 @@ class Connection:
     ) -> httpx.Response:
         """Sends a request and returns the answer, which is always a success.
 
-        images: the multipart field `files`, with the fields of `form`. Raises Refused for any other
-        answer, Unavailable where there is none, DeadlineExceeded once it is too late.
+        images: the multipart field `files`, with the fields of `form`. Raises Refused for an
+        error response, Unavailable without an answer, DeadlineExceeded after the deadline.
         """
         request_id = uuid.uuid4().hex
         request = {
@@ -104,9 +101,9 @@ class Connection:
     async def events(
         self, path: str, *, headers: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[EventSource]:
-        """Opens one stream of server-sent events, and does not open it again; a 204 has none.
+        """Opens a stream of server-sent events, without retries; a 204 has no events.
 
-        silence_s: the longest time without a byte. Raises as `ask`, also while the stream is read.
+        silence_s: longest time in seconds without a byte. Raises as `ask`, also while reading.
         """
         request_id = uuid.uuid4().hex
         sent = {"X-Request-Id": request_id, **headers}
@@ -141,13 +138,15 @@ class Connection:
             except DeadlineExceeded:
                 raise
             except Unavailable as failure:
-                stated_s = failure.problem.retry_after_s if isinstance(failure, Refused) else None
-                wait_s = backoff.next_s(at_least=stated_s or 0.0)
+                retry_after_s = (
+                    failure.problem.retry_after_s if isinstance(failure, Refused) else None
+                )
+                wait_s = backoff.next_s(at_least=retry_after_s or 0.0)
                 if attempt >= self._retries or _is_too_late(deadline, wait_s):
                     raise
                 has_no_server = isinstance(failure.__cause__, httpx.ConnectError)
                 waited_s = monotonic() - started_s + wait_s
-                if has_no_server and not self.has_answered and waited_s > _REFUSED_S:
+                if has_no_server and not self.has_answered and waited_s > _MAX_UNREACHABLE_S:
                     raise
             await asyncio.sleep(wait_s)
             attempt += 1
@@ -172,21 +171,21 @@ class Connection:
 
 
 def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
-    """Tells whether no time would be left after so long a wait.
+    """Tells whether the deadline passes during a wait of `wait_s` seconds.
 
-    Then the reason of the failure says more than the missed deadline.
+    The last failure is then raised, because it explains more than a missed deadline.
     """
     when = deadline.when()
     return when is not None and asyncio.get_running_loop().time() + wait_s >= when
 
 
 def encode_name(name: str) -> str:
-    """Returns a name as one step of a path. Dots are encoded: httpx takes `..` for a step up."""
+    """Encodes a name as one segment of a path; dots too, because httpx resolves `..`."""
     return quote(name, safe="").replace(".", "%2E")
 
 
 def check_url(url: str) -> httpx.URL:
-    """Checks a URL; raises ConfigInvalid for one that cannot be used."""
+    """Parses a URL; raises ConfigInvalid if it is invalid or contains a user or password."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError) as error:
@@ -205,9 +204,7 @@ def _bad_url() -> ConfigInvalid:
 
 
 def authorization(api_key: str | None) -> dict[str, str]:
-    """Returns the headers that carry a key. Raises ConfigInvalid for a string that
-    cannot be one.
-    """
+    """Returns the headers that carry a key. Raises ConfigInvalid for an invalid key."""
     if api_key is None:
         return {}
     if not _KEY.fullmatch(api_key):

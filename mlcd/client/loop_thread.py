@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop in its own thread, for synchronous callers."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mlcd.errors import ConfigInvalid
 
 _Result = TypeVar("_Result")
-_Last = Callable[[], Coroutine[Any, Any, None]]
+_Cleanup = Callable[[], Coroutine[Any, Any, None]]
 _Running = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
@@ -20,13 +20,13 @@ class LoopThread:
     cannot.
     """
 
-    def __init__(self, last: _Last) -> None:
-        """last: runs at the end, after everything else was cancelled."""
-        self._last = last
+    def __init__(self, cleanup: _Cleanup) -> None:
+        """cleanup: runs at the end, after all other work was cancelled."""
+        self._cleanup = cleanup
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._end: Callable[[], object] = lambda: None
+        self._request_end: Callable[[], object] = lambda: None
         self._process = os.getpid()
         self._closed = False
 
@@ -48,9 +48,9 @@ class LoopThread:
             future.cancel()
 
     def finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the end of something that was begun in the loop; nothing where the loop has ended.
+        """Runs the cleanup of work in the loop; does nothing if the loop has ended.
 
-        The caller waits for it, except in the loop's own thread, where the wait would not end.
+        Waits for it, except in the loop's own thread, where waiting would deadlock.
         """
         try:
             future = self.start(work)
@@ -60,18 +60,18 @@ class LoopThread:
             future.result()
 
     def close(self) -> None:
-        """Cancels all work and ends the thread where there is one."""
+        """Cancels all work and ends the thread if it was started."""
         with self._lock:
             self._closed = True
             if self._thread is not None and self._process == os.getpid():
-                self._end()
+                self._request_end()
                 self._thread.join()
             self._loop = self._thread = None
 
     def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._process != os.getpid():
             raise ConfigInvalid(
-                "this client belongs to another process", remedy="make one in each process"
+                "this client belongs to another process", remedy="create one client per process"
             )
         with self._lock:
             if self._closed:
@@ -79,26 +79,28 @@ class LoopThread:
             if self._loop is None:
                 started: Future[_Running] = Future()
                 self._thread = threading.Thread(
-                    target=_run, args=(started, self._last), name="mlcd-client", daemon=True
+                    target=_run_loop, args=(started, self._cleanup), name="mlcd-client", daemon=True
                 )
                 self._thread.start()
-                self._loop, ended = started.result()
-                # This also runs where the owner forgets to close. It only signals the thread,
+                self._loop, end_requested = started.result()
+                # This also runs if the owner forgets to close. It only signals the thread,
                 # because a finalizer must not wait.
-                self._end = weakref.finalize(self, self._loop.call_soon_threadsafe, ended.set)
+                self._request_end = weakref.finalize(
+                    self, self._loop.call_soon_threadsafe, end_requested.set
+                )
             return self._loop
 
 
-def _run(started: Future[_Running], last: _Last) -> None:
-    asyncio.run(_until_ended(started, last))
+def _run_loop(started: Future[_Running], cleanup: _Cleanup) -> None:
+    asyncio.run(_wait_until_ended(started, cleanup))
 
 
-async def _until_ended(started: Future[_Running], last: _Last) -> None:
-    ended = asyncio.Event()
-    started.set_result((asyncio.get_running_loop(), ended))
-    await ended.wait()
+async def _wait_until_ended(started: Future[_Running], cleanup: _Cleanup) -> None:
+    end_requested = asyncio.Event()
+    started.set_result((asyncio.get_running_loop(), end_requested))
+    await end_requested.wait()
     pending = asyncio.all_tasks() - {asyncio.current_task()}
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)
-    await last()
+    await cleanup()

@@ -1,4 +1,4 @@
-"""The reading of answers from their wire formats, by the models of `mlcd.wire`."""
+"""Parses answers from their wire formats with the models of `mlcd.wire`."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ _FLOAT: Final = np.dtype("<f4")
 
 
 class _Indexed(Protocol):
-    """A result or an error. index: that of its item in the request."""
+    """A result or an error. index: position of its item in the request."""
 
     @property
     def index(self) -> int: ...
@@ -54,7 +54,7 @@ _Result = TypeVar("_Result", bound=_Indexed)
 def _translate_errors() -> Iterator[None]:
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors, too
+    except (KeyError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors
         raise not_our_api() from error
 
 
@@ -70,7 +70,7 @@ def read_rows(response: httpx.Response, num: int) -> Answer[Row]:
 def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
     """Reads JSON with a row or an error for each of `num` images."""
     answer = EmbeddedImages.model_validate_json(response.content)
-    items = _in_order(
+    items = _order_by_index(
         answer.results, answer.errors, num, lambda result: np.asarray(result.embedding, np.float32)
     )
     return Answer(items, _origin(response))
@@ -80,7 +80,7 @@ def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
 def read_embedded_texts(response: httpx.Response, num: int) -> Answer[Row]:
     """Reads JSON with a row or an error for each of `num` texts."""
     answer = TextVectors.model_validate_json(response.content)
-    items = _in_order(
+    items = _order_by_index(
         answer.results,
         answer.errors,
         num,
@@ -93,7 +93,7 @@ def read_embedded_texts(response: httpx.Response, num: int) -> Answer[Row]:
 @_translate_errors()
 def read_classified(response: httpx.Response, num: int) -> Answer[list[FittingName]]:
     answer = ClassifiedImages.model_validate_json(response.content)
-    items = _in_order(answer.results, answer.errors, num, lambda result: result.names)
+    items = _order_by_index(answer.results, answer.errors, num, lambda result: result.names)
     return Answer(items, _origin(response))
 
 
@@ -102,7 +102,7 @@ def read_labeled(
     response: httpx.Response, num: int, *, of_texts: bool = False
 ) -> Answer[list[Label]]:
     answer = LabeledImages.model_validate_json(response.content)
-    items = _in_order(
+    items = _order_by_index(
         answer.results, answer.errors, num, lambda result: result.labels, of_texts=of_texts
     )
     return Answer(items, _origin(response, audit=answer.audit))
@@ -113,7 +113,7 @@ def read_found(
     response: httpx.Response, num: int, *, of_texts: bool = False
 ) -> Answer[list[ItemMatch]]:
     answer = FoundItems.model_validate_json(response.content)
-    items = _in_order(
+    items = _order_by_index(
         answer.results, answer.errors, num, lambda result: result.matches, of_texts=of_texts
     )
     return Answer(items, _origin(response))
@@ -122,7 +122,7 @@ def read_found(
 @_translate_errors()
 def read_added(response: httpx.Response, num: int) -> Answer[str]:
     answer = AddedItems.model_validate_json(response.content)
-    items = _in_order(answer.results, answer.errors, num, lambda result: str(result.outcome))
+    items = _order_by_index(answer.results, answer.errors, num, lambda result: str(result.outcome))
     return Answer(items, _origin(response))
 
 
@@ -168,14 +168,14 @@ def read_renamed(response: httpx.Response) -> RenamedCenter:
 
 @_translate_errors()
 def read_centers(response: httpx.Response) -> tuple[list[ListedCenter], str | None]:
-    """Reads one page, and the cursor of the next one."""
+    """Reads one page, and the cursor of the next page."""
     page = CenterList.model_validate_json(response.content)
     return page.centers, page.next
 
 
 @_translate_errors()
 def read_members(response: httpx.Response) -> tuple[list[Member], str | None]:
-    """Reads one page, and the cursor of the next one."""
+    """Reads one page, and the cursor of the next page."""
     page = MemberList.model_validate_json(response.content)
     return page.members, page.next
 
@@ -210,14 +210,14 @@ def read_job(content: bytes | str) -> Job:
 
 @_translate_errors()
 def read_jobs(response: httpx.Response) -> tuple[list[Job], str | None]:
-    """Reads one page, and the cursor of the next one."""
+    """Reads one page, and the cursor of the next page."""
     page = JobList.model_validate_json(response.content)
     return page.jobs, page.cursor
 
 
 @_translate_errors()
 def read_failures(response: httpx.Response) -> tuple[list[FailedShard], int | None]:
-    """Reads one page, and the cursor of the next one."""
+    """Reads one page, and the cursor of the next page."""
     page = FailureList.model_validate_json(response.content)
     return page.failures, page.cursor
 
@@ -227,7 +227,7 @@ def origin_of(info: Info) -> Origin:
     return Origin(info.model, info.fingerprint, info.preprocess_version, centers)
 
 
-def _in_order(
+def _order_by_index(
     results: Sequence[_Result],
     errors: Sequence[ItemError | RefusedItem],
     num: int,

@@ -1,4 +1,4 @@
-"""The errors that the server answers in place of a result, each also an error of `mlcd.errors`.
+"""The errors that the server returns instead of a result, each also an error of `mlcd.errors`.
 
     MlcdError
     ├── AnswerInvalid                          the URL's server does not speak this API
@@ -11,8 +11,8 @@
         ├── RefusedUnavailable(Unavailable)    502, 503
         └── RefusedLate(DeadlineExceeded)      408, 504
 
-A server that cannot be reached is `Unavailable`, a missed deadline of the client
-`DeadlineExceeded`, one bad image `ImageRejected`.
+An unreachable server raises `Unavailable`, a missed deadline of the client `DeadlineExceeded`, one
+bad image `ImageRejected`.
 """
 
 from dataclasses import dataclass
@@ -40,9 +40,9 @@ _UNNAMED: Final = "about:blank"
 class Problem:
     """A problem by RFC 9457, as the server sent it.
 
-    name: stable. request_id: the id under which its log knows more. limit: the limit of /v1/info
-    that was exceeded. index, param: the part of the request at fault, where it is known.
-    retry_after_s: seconds until the server wants the next request, where it stated them.
+    name: stable code of the problem. request_id: id of the request in the server's log. limit: the
+    limit of /v1/info that was exceeded. index, param: the invalid part of the request, if known.
+    retry_after_s: seconds to wait before the next request, if the server sent them.
     """
 
     status: int
@@ -71,7 +71,7 @@ class Refused(MlcdError):
 
 
 class RefusedInput(Refused, InvalidInput):
-    """The request cannot be used as it is."""
+    """The request is invalid."""
 
 
 class RefusedAccess(Refused):
@@ -83,15 +83,15 @@ class RefusedNotFound(Refused, NotFound):
 
 
 class RefusedConflict(Refused, Conflict):
-    """The request does not fit the present state."""
+    """The request conflicts with the current state."""
 
 
 class RefusedOverload(Refused, Overloaded):
-    """The server, or the key's rate, was exhausted over all repeats."""
+    """The server, or the key's rate, was exhausted during all retries."""
 
 
 class RefusedUnavailable(Refused, Unavailable):
-    """The engine was down or the server was stopping, over all repeats."""
+    """The engine was down or the server was stopping during all retries."""
 
 
 class RefusedLate(Refused, DeadlineExceeded):
@@ -110,19 +110,19 @@ _CLASSES: Final[dict[int, type[Refused]]] = {
 
 
 def refusal_of(response: httpx.Response, *, request_id: str) -> Refused:
-    """Returns the error for a response without success; request_id: the one that was sent."""
-    return _CLASSES.get(response.status_code, Refused)(_problem(response, request_id))
+    """Returns the error for a response without success; request_id: the id that was sent."""
+    return _CLASSES.get(response.status_code, Refused)(_parse_problem(response, request_id))
 
 
 def not_our_api() -> AnswerInvalid:
     return AnswerInvalid(
-        "the answer is not one of this API", remedy="check the URL and the server's version"
+        "the answer does not follow this API", remedy="check the URL and the server's version"
     )
 
 
-def _problem(response: httpx.Response, request_id: str) -> Problem:
-    content = _content(response)
-    # A proxy in between answers with a page of its own, which is no detail for the user.
+def _parse_problem(response: httpx.Response, request_id: str) -> Problem:
+    content = _parse_content(response)
+    # A proxy answers with its own page, which contains no detail for the user.
     detail = (
         content.get("detail")
         or f"the server answered {response.status_code} {response.reason_phrase}".rstrip()
@@ -139,7 +139,7 @@ def _problem(response: httpx.Response, request_id: str) -> Problem:
     )
 
 
-def _content(response: httpx.Response) -> dict[str, Any]:
+def _parse_content(response: httpx.Response) -> dict[str, Any]:
     try:
         content = response.json()
     except ValueError:
@@ -148,15 +148,13 @@ def _content(response: httpx.Response) -> dict[str, Any]:
 
 
 def retry_after_s(header: str | None) -> float | None:
-    """Returns the seconds that a Retry-After header states, by number or date; None where it states
-    none.
-    """
+    """Returns the seconds of a Retry-After header (a number or a date); None if it has neither."""
     if header is None:
         return None
     if header.strip().isdecimal():
         return float(header)
     try:
-        moment = parsedate_to_datetime(header)
+        retry_at = parsedate_to_datetime(header)
     except ValueError:
         return None
-    return max(0.0, (moment.astimezone(UTC) - datetime.now(UTC)).total_seconds())
+    return max(0.0, (retry_at.astimezone(UTC) - datetime.now(UTC)).total_seconds())

@@ -130,7 +130,7 @@ def _copy(
             return True
         if MANIFEST not in sizes or name not in sizes:
             return False
-        if listed.of_manifest(name):
+        if listed.is_in_manifest(name):
             target.check(name, target.measure(name), entry)
         raise Conflict(
             f"{target.location}/{name} differs from {origin.location}/{name}",

@@ -174,7 +174,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
         contains="the model resnet does not exist: give starter",
     )
     below = tmp_path / "file" / "out"
-    refuse("embed --model hog", digits, below, contains="cannot be made a directory")
+    refuse("embed --model hog", digits, below, contains="cannot be created as a directory")
     refuse("embed", digits, "/proc/out", "--model", "hog", contains="/proc/out")
     refuse("cluster", features, out, "--clusters", 500, contains="at most 160 clusters")
     refuse("cluster", features, out, "--clusters", 0, contains="--clusters")
@@ -286,7 +286,7 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
     for images in (few, same):
         # The starter's export, the first time, tells of itself.
         place = ("--images", images, "--out", tmp_path / f"demo-{images.name}")
-        told = "too few to cluster"
+        told = "different images that are not held out"
         refuse("demo --no-serve --features hog", *place, contains=told, run=run_mlcd)
     refuse("embed", few, few / "out", "--model", "hog", contains="inside the images")
     refuse(

@@ -168,7 +168,9 @@ def test_killed_anywhere_it_goes_on_elsewhere(used, here, images, tmp_path, monk
                     ("verify", "s3://bucket/killed"),
                     ("cluster", "s3://bucket/killed", tmp_path / "no", "--clusters", 2),
                 ):
-                    assert "s3://bucket/killed must hold a finished artifact" in refused(*reading)
+                    assert "s3://bucket/killed must contain a finished artifact" in refused(
+                        *reading
+                    )
     elsewhere(monkeypatch, tmp_path, "new")
     done("embed", images, "s3://bucket/killed", *MODEL)
     check_alike(used, "killed", here / "features")
@@ -207,10 +209,10 @@ def test_damage_and_work_of_others_is_told(used, images, tmp_path, monkeypatch):
     assert "s3://bucket/told/centers holds centers made from other" in refused(*cluster, 5)
     files.pipe_file("bucket/told/theirs/photo.jpg", b"x")
     to_theirs = ("cluster", "s3://bucket/told/features", "s3://bucket/told/theirs", "--clusters", 4)
-    assert "holds other files, such as photo.jpg: give an output of its own" in refused(*to_theirs)
+    assert "contains other files, such as photo.jpg: give another output" in refused(*to_theirs)
     files.pipe_file("bucket/told/begun/.request.json", b"{}")
     to_begun = ("cluster", "s3://bucket/told/features", "s3://bucket/told/begun", "--clusters", 4)
-    assert "s3://bucket/told/begun holds unfinished work on other" in refused(*to_begun)
+    assert "s3://bucket/told/begun contains unfinished work on other" in refused(*to_begun)
     inside = ("embed", "s3://bucket/told", "s3://bucket/told/in", *MODEL)
     assert "lies inside the images s3://bucket/told" in refused(*inside)
     size = files.info("bucket/told/features/part-00000.npy")["size"]
@@ -240,7 +242,7 @@ def test_mistakes_are_one_line_each(used, images, tmp_path, monkeypatch):
         assert told in refused("embed", images, "s3://bucket/denied", *MODEL)
     (tmp_path / "file").touch()
     elsewhere(monkeypatch, tmp_path, "file")
-    told = f"{tmp_path}/file/mlcd/artifacts cannot be made a directory: name another cache with XDG"
+    told = f"{tmp_path}/file/mlcd/artifacts cannot be created as a directory: name another cache with XDG"
     behind(used, monkeypatch)
     assert told in refused("cluster", features, out, "--clusters", 2)
     assert told in refused("embed", images, "s3://bucket/file", *MODEL)

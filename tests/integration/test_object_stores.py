@@ -138,7 +138,7 @@ def test_killed_anywhere_nothing_half_is_readable_and_no_upload_is_left(used, ar
             process.send_signal(signal.SIGKILL)
             process.wait()
             if not files.exists("bucket/killed/manifest.json"):
-                with pytest.raises(NotFound, match="must hold a finished artifact"):
+                with pytest.raises(NotFound, match="must contain a finished artifact"):
                     sync("s3://bucket/killed", tmp_path / "half", SILENT)
     sync(artifact, "s3://bucket/killed", SILENT)
     # Another test's faults may have kept an answer back: the upload that it named is nobody's.
@@ -186,7 +186,7 @@ def test_places_that_cannot_be_reached_are_told(used, artifact, tmp_path, monkey
             "s3://bucket/nothing",
             tmp_path / "x",
             NotFound,
-            "s3://bucket/nothing must hold a finished artifact",
+            "s3://bucket/nothing must contain a finished artifact",
         ),
         ("s3:/bucket/x", tmp_path / "x", ConfigInvalid, "neither a path nor a URL: write s3://"),
         (artifact, "foo://bucket/x", ConfigInvalid, "URL of a supported store, got foo://bucket/x"),

@@ -545,7 +545,7 @@ def test_other_settings_are_told_from_another_input(images, equipment, tmp_path)
         ConfigInvalid, match=r"it was begun with .*part_entries 24.*, and this is .*part_entries 7"
     ):
         opened(wanted, equipment, part_entries=7).make(0, nothing)
-    with pytest.raises(Conflict, match="holds unfinished work on other input or settings"):
+    with pytest.raises(Conflict, match="contains unfinished work on other input or settings"):
         opened(wanted, equipment, owner="another", part_entries=7).plan()
 
 

@@ -58,7 +58,7 @@ def test_names_are_set_and_the_digest_stays(centers, content, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"4": "x"}', "must be those of centers, got '4': there are 4: 0 to 3"),
+        ('{"4": "x"}', "must be those of centers, got '4': use ids from 0 to 3"),
         ("-1\tx\n", "must be those of centers, got '-1'"),
         ("cat\t1\n", "must be those of centers, got 'cat'"),
         ("²\tx\n", "must be those of centers, got '²'"),

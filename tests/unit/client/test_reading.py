@@ -89,6 +89,6 @@ def test_fields_and_values_of_a_newer_server_are_passed_over():
 @pytest.mark.parametrize("page", [b"<html>It works!</html>", b'{"status": "ok"}', b"null"])
 def test_another_server_at_the_url_is_noticed(page):
     with scripted(Reply(body=page)) as (url, asked), Client(url) as client:
-        with pytest.raises(AnswerInvalid, match="not one of this API: check the URL"):
+        with pytest.raises(AnswerInvalid, match="does not follow this API: check the URL"):
             client.embed([b"image"])
         assert len(asked) == 1
