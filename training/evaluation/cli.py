@@ -14,6 +14,7 @@ from mlcd.commands.common_options import (
     unmatched_option,
 )
 from mlcd.progress import Reporter
+from mlcd.training.delayed_exit import delayed_exit
 from mlcd.training.evaluation.fine_tuning.cli import evaluate_fine_tune
 from mlcd.training.evaluation.patches.cli import evaluate_pca
 from mlcd.training.evaluation.robustness.cli import evaluate_robustness
@@ -23,7 +24,6 @@ from mlcd.training.evaluation.texts.cli import (
     evaluate_retrieval,
     evaluate_zero_shot,
 )
-from mlcd.training.last_word import leaving_the_last_word
 from mlcd.world import is_first
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _measure(
     if not is_first():
         reporter = Reporter("silent")
     with (
-        leaving_the_last_word(),
+        delayed_exit(),
         open_processes() as processes,
         processes.failing_together(),
     ):

@@ -21,7 +21,7 @@ from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
-from mlcd.training.config import RunConfig, states_pairs
+from mlcd.training.config import RunConfig, is_pairs_recipe
 from mlcd.training.data.dataset import open_dataset
 from mlcd.training.evaluation.representations import digest_rows
 from mlcd.training.pairs.pairs_config import PairsConfig
@@ -173,7 +173,7 @@ def _find_trained(checkpoint: Artifact) -> _Digests:
                 f"{PurePosixPath(parent.path).name} has more images than when the run began"
             )
     run = checkpoint.path.resolve().parents[1]
-    if states_pairs(read_run_fields(run)):
+    if is_pairs_recipe(read_run_fields(run)):
         return _find_trained_pairs(checkpoint, run)
     config = read_run_config(run)
     parts = open_dataset(_locate_data(config, checkpoint)).parts

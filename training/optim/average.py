@@ -1,4 +1,4 @@
-"""The moving average of the tower's weights, which evaluation and export take."""
+"""The moving average of the tower's weights, which is evaluated and exported."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True)
 class WeightAverage:
-    """The average of every weight, in the place and the form of the weight."""
+    """The average of each weight, with the weight's device, dtype and sharding."""
 
     decay: float
     weights: dict[str, Tensor]
@@ -23,14 +23,14 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, trunk: nn.Module, step: int) -> None:
-        """Takes in the weights after update number `step`, counted from 0."""
+        """Updates the averages with the weights after update number `step`, counted from 0."""
         averages = [_local(weight) for weight in self.weights.values()]
         latest = [_local(weight) for weight in trunk.parameters()]
         torch._foreach_lerp_(averages, latest, 1.0 - decay_at(step, self.decay))
 
 
 def decay_at(step: int, decay: float) -> float:
-    """Returns the decay of an update; early ones are small, so that the start is forgotten."""
+    """Returns the decay of an update; it is small at first, to forget the initial weights."""
     return min(decay, (1 + step) / (10 + step))
 
 

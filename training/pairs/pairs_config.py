@@ -13,7 +13,7 @@ from mlcd.training.config import (
     PairLossKind,
     RunConfig,
     TrainingConfig,
-    states_pairs,
+    is_pairs_recipe,
     validate_config,
 )
 from mlcd.training.data.augment_config import AugmentConfig
@@ -137,7 +137,7 @@ class PairsConfig(TrainingConfig):
         return self.model.freeze == "image" and self.data.cache
 
     @property
-    def replays(self) -> bool:
+    def supports_replay(self) -> bool:
         return False
 
     @model_validator(mode="after")
@@ -213,4 +213,4 @@ def change_config(fields: dict[str, Any], overrides: Sequence[str]) -> RunConfig
 
 def validate_any(fields: dict[str, Any]) -> RunConfig | PairsConfig:
     """Builds the configuration that the fields are of; raises ConfigInvalid."""
-    return build_config(PairsConfig, fields) if states_pairs(fields) else validate_config(fields)
+    return build_config(PairsConfig, fields) if is_pairs_recipe(fields) else validate_config(fields)

@@ -18,7 +18,7 @@ from mlcd.training.optim.schedule import set_learning_rate
 from mlcd.training.pairs.pair_batches import PairBatch
 from mlcd.training.pairs.pairs_config import PairsConfig
 from mlcd.training.pairs.pairs_state import PairState
-from mlcd.training.telemetry.step_meters import NotFinite, numbers
+from mlcd.training.telemetry.step_meters import NotFinite, read_scalars
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PairMeters:
         return {"loss": self.loss, "grad_norm": self.grad_norm}
 
     def to_dict(self) -> dict[str, float | None]:
-        return {**numbers({"loss": self.loss, **self.values, **self.norms}), "lr": self.lr}
+        return {**read_scalars({"loss": self.loss, **self.values, **self.norms}), "lr": self.lr}
 
 
 def pair_step(

@@ -18,7 +18,7 @@ from mlcd.training.config import TrainingConfig
 from mlcd.training.loop import Journal, LoopWork, StepLog, train
 from mlcd.training.processes import Processes
 from mlcd.training.run.run_files import CHECKPOINTS
-from mlcd.training.start import Start, open_start, sizes_from
+from mlcd.training.start import Start, open_start, read_sizes
 from mlcd.training.telemetry.loss_picture import write_losses
 from mlcd.training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
 from mlcd.training.telemetry.throughput import Throughput, measure_peak_tflops
@@ -77,7 +77,7 @@ def open_tower_start(config: TrainingConfig) -> Start | None:
         return None
     start = open_start(tower.start, tower.like, Path(config.out))
     # A recipe that states all sizes has not been compared with the weights yet.
-    sizes_from(start.model, tower.start, tower.model_dump())
+    read_sizes(start.model, tower.start, tower.model_dump())
     return start
 
 
@@ -132,7 +132,7 @@ def _journal(
             if rank == 0:
                 records.append(MetricsLog(run, step))
                 stack.callback(write_losses, run)
-                KeysLog.cut_all(run, step)
+                KeysLog.truncate_all(run, step)
             if rank == 0 and config.telemetry.tensorboard:
                 tensorboard = TensorBoardLog(run, step)
                 stack.callback(tensorboard.close)

@@ -43,7 +43,7 @@ from mlcd.training.run.classification import (
     open_no_evaluation,
 )
 from mlcd.training.run.run_files import log_paths, outcome, write_config
-from mlcd.training.start import Start, agreeing_centers
+from mlcd.training.start import Start, find_matching_centers
 from mlcd.training.tower import freeze, initial_model
 from mlcd.world import World
 
@@ -192,7 +192,7 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
         return Centers.open(fetch_copy(config.data.centers))
     if start is None or config.model.head == "new":
         return None
-    centers_path = agreeing_centers(start, dataset.classes)
+    centers_path = find_matching_centers(start, dataset.classes)
     if centers_path is None and config.model.head == "kept":
         raise ConfigInvalid(
             f"{config.model.start} was not trained on the classes of "

@@ -10,7 +10,11 @@ from mlcd.training.rounds import run_rounds
 @pytest.mark.parametrize(
     ("overrides", "clusters", "named"),
     [
-        (("loss.labels_per_image=4",), 4, "4 clusters are too few for 4 labels"),
+        (
+            ("loss.labels_per_image=4",),
+            4,
+            "--clusters must be more than the 4 labels per image, got 4",
+        ),
         (("loss.labels_per_image=2", "loss.drawn_from=3"), 3, "too few for 3 labels"),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_contradiction_with_the_recipe_names_the_key(continued, tmp_path):
         continued("run", source, "model.width=64")
     with pytest.raises(ConfigInvalid, match=r"model.activation=gelu"):
         continued("run", source, "model.activation=gelu")
-    with pytest.raises(ConfigInvalid, match="not a multiple of the patches"):
+    with pytest.raises(ConfigInvalid, match="must be a multiple of the patch size"):
         continued("run", source, "model.image_size=36")
     sizes = {name: value for name, value in TOWER.to_dict().items() if name != "pooling"}
     stated = continued("run", source, f"model={json.dumps({**sizes, 'start': str(source)})}")
