@@ -69,7 +69,7 @@ class TrainingConfig(Section):
 
     @property
     def supports_replay(self) -> bool:
-        """Whether --replay can run a batch with a loss or gradient that was not finite."""
+        """True if --replay can run a batch with a loss or gradient that was not finite."""
         return True
 
     @field_validator("out")

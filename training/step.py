@@ -138,7 +138,9 @@ def backward(
         if share
         for view in range(num_views)
     ]
-    copies = state.copies.in_turn([_views(batches[index])[view] for index, view, _ in passes])
+    copies = state.copies.iter_on_device(
+        [_views(batches[index])[view] for index, view, _ in passes]
+    )
     for number, ((index, view, share), images) in enumerate(zip(passes, copies, strict=True), 1):
         batch = batches[index]
         with nullcontext() if number == len(passes) else state.backbone.accumulating():

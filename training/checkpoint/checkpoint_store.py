@@ -91,7 +91,7 @@ class CheckpointStore:
 
     @property
     def failed(self) -> bool:
-        """Whether this process failed to write its part of the last checkpoint; `join` raises the
+        """True if this process failed to write its part of the last checkpoint; `join` raises the
         error.
         """
         return self._error is not None

@@ -78,7 +78,7 @@ class PairState:
 
     def embed_images(self, batches: Sequence[PairBatch], config: PairsConfig) -> Iterator[Tensor]:
         """Yields unit rows of the images of each micro-batch, [b, D]."""
-        copies = self.copies.in_turn([batch.images for batch in batches])
+        copies = self.copies.iter_on_device([batch.images for batch in batches])
         for batch, copied in zip(batches, copies, strict=True):
             images = copied.float()
             if self.images is not None:

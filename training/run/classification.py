@@ -69,7 +69,7 @@ class Classification:
             cores=self.processes.cores,
             device=self.processes.device,
         )
-        with loader, self.state.copies.first_ahead(iter(loader)) as steps:
+        with loader, self.state.copies.prefetch_first(iter(loader)) as steps:
             yield steps
 
     def step(

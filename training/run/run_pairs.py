@@ -70,7 +70,7 @@ class PairTraining:
         """Opens the batches of the steps from the state's on."""
         with (
             self.reader.open(self.state.step) as read,
-            self.state.copies.first_ahead(read) as steps,
+            self.state.copies.prefetch_first(read) as steps,
         ):
             yield steps
 

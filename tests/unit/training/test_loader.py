@@ -374,7 +374,7 @@ def test_a_worker_that_outlives_its_trainer_while_it_starts_ends(monkeypatch, al
     trainer = SimpleNamespace(is_alive=lambda: alive)
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: trainer)
     monkeypatch.setattr(os, "_exit", ended.append)
-    decoders_module._end_if_alone(0)
+    decoders_module._exit_if_orphaned(0)
     assert ended == ([] if alive else [1])
 
 
