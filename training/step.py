@@ -16,7 +16,7 @@ from mlcd.training.config import RunConfig
 from mlcd.training.data.colors import draw_colors
 from mlcd.training.data.drop_path import branch_scales
 from mlcd.training.data.recoloring import recolor
-from mlcd.training.head.row_gradients import add_up
+from mlcd.training.head.row_gradients import sum_duplicate_rows
 from mlcd.training.head.state import TrainState
 from mlcd.training.optim.clip import clip_global_norm
 from mlcd.training.optim.schedule import set_learning_rate
@@ -157,7 +157,7 @@ def backward(
             (share * output.loss).backward()
         # Each pass adds sparse gradient rows; from the second pass on, rows repeat.
         if number > 1:
-            add_up(head.weight)
+            sum_duplicate_rows(head.weight)
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
     return loss, _average_meters(parts)

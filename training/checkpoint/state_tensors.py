@@ -14,7 +14,7 @@ def copy_to_host(tensor: Tensor) -> Tensor:
     return copy
 
 
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Returns the tensors whose names start with `prefix`, by their names without it."""
     return {
         name.removeprefix(prefix): tensor
@@ -39,13 +39,13 @@ def _place_like(local: Tensor, parameter: Tensor) -> Tensor:
     """Moves `local` to the parameter's device, as a DTensor if the parameter is one."""
     moved = local.to(local_part(parameter).device)
     return (
-        part_of(parameter, moved, parameter.device_mesh)
+        wrap_part(parameter, moved, parameter.device_mesh)
         if isinstance(parameter, DTensor)
         else moved
     )
 
 
-def part_of(sharded: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
+def wrap_part(sharded: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """Wraps `local` as this process's part of a tensor that is sharded as `sharded` is."""
     assert mesh is not None
     return DTensor.from_local(

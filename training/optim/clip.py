@@ -17,7 +17,7 @@ def clip_global_norm(
 
     replicated: parameters with the same gradient on every process, which count once, or DTensors.
     sharded: center rows of this process, whose squares are summed over processes; sparse gradients
-    must be as `mlcd.training.head.row_gradients.add_up` returns them.
+    must be as `mlcd.training.head.row_gradients.sum_duplicate_rows` returns them.
     """
     tower = [parameter for parameter in replicated if parameter.grad is not None]
     shards = [parameter for parameter in sharded if parameter.grad is not None]

@@ -220,7 +220,7 @@ def _load_text(spec: str, config: PairsConfig, out: Path) -> TextStart:
 def _scalars(config: PairsConfig, text: TextStart) -> dict[str, float]:
     """Returns the values that the scale's logarithm, and the bias of siglip, start from."""
     loss = config.loss
-    log_scale = math.log(loss.plain_scale) if text.log_scale is None else text.log_scale
+    log_scale = math.log(loss.default_scale) if text.log_scale is None else text.log_scale
     if loss.scale is not None:
         log_scale = math.log(loss.scale)
     scalars = {"log_scale": min(max(log_scale, 0.0), MAX_LOG_SCALE)}

@@ -249,11 +249,13 @@ def test_a_caption_is_drawn_by_seed_and_position(pairs):
     opened = open_pairs(pairs_config("RUN", pairs))
     assert len(opened) == NUM_IMAGES - 1
     two = next(
-        row for row in range(len(opened)) if len(opened.captions.of(int(opened.numbers[row]))) == 2
+        row
+        for row in range(len(opened))
+        if len(opened.captions.of(int(opened.caption_rows[row]))) == 2
     )
     at, positions = np.full(400, two), np.arange(400)
     drawn = opened.draw(at, positions, 0)
-    assert set(drawn) == set(opened.captions.of(int(opened.numbers[two])))
+    assert set(drawn) == set(opened.captions.of(int(opened.caption_rows[two])))
     assert 150 < drawn.count(drawn[0]) < 250
     assert opened.draw(at[7:9], positions[7:9], 0) == drawn[7:9]
     assert opened.draw(at, positions, 1) != drawn
@@ -332,7 +334,7 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
     from mlcd.encoders import open_encoder
 
     embed(open_source(str(pairs)), open_encoder("pixels"), tmp_path / "other", SILENT)
-    with pytest.raises(ConfigInvalid, match="was not made by"):
+    with pytest.raises(ConfigInvalid, match="must be by .*, but are by another model"):
         run_pairs(lit("run", data={"embeddings": str(tmp_path / "other")}), SILENT)
 
 
@@ -340,7 +342,7 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
     ("sections", "message"),
     [
         ({"model": {"freeze": "tower", "start": "M"}}, "write image"),
-        ({"model": {"freeze": "image"}}, "needs model.start"),
+        ({"model": {"freeze": "image"}}, "requires model.start"),
         ({"data": {"cache": False}}, "data.cache=false requires"),
         ({"data": {"embeddings": "E"}}, "data.embeddings requires"),
         ({"data": {"cached_views": 2}}, "data.cached_views requires"),
@@ -351,7 +353,7 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
         ({"optim": {"center_lr": 0.9}}, "optim.center_lr is for"),
         ({"compute": {"backbone": "fsdp"}}, "must be ddp for pairs"),
         ({"loss": {"bias": 1.0}}, "loss.bias requires loss.kind=siglip, got clip"),
-        ({"text": {"start": "M", "width": 32}}, "which states it"),
+        ({"text": {"start": "M", "width": 32}}, "which sets it"),
         ({"schedule": {"batch_size": 1}}, "2 or more"),
         ({"evaluation": {"knn": True}}, "unknown key evaluation"),
     ],
