@@ -42,7 +42,7 @@ def image_embeddings(
         if processes.world.size > 1:
             raise ConfigInvalid(
                 f"{path} must exist before several processes train",
-                remedy=f"first run mlcd embed {config.data.pairs} {path} --model {config.model.start}",
+                remedy=f"run mlcd embed {config.data.pairs} {path} --model {config.model.start}",
             )
         encoder = (
             _open_torch_encoder(model, model_identity, processes)

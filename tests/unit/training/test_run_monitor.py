@@ -125,8 +125,8 @@ def test_the_driver_shows_what_was_lost_and_goes_back_to_where_it_goes_on():
         display.show(News(attempt=3, num_workers=2, stage=(1, "train", 9), done=3))
     assert shown.events == [("train", 9, 0), (5, {"a": 1}), "end", ("train", 9, 3), "end"]
     assert said == [
-        "a worker was lost; 1 go on from the last checkpoint",
-        "there is room for more workers; 2 go on from the last checkpoint",
+        "a worker was lost; 1 continue from the last checkpoint",
+        "there is room for more workers; 2 continue from the last checkpoint",
     ]
 
 
@@ -139,4 +139,4 @@ def test_a_cluster_without_room_is_said_once(late, monkeypatch):
     display.show(News())
     display.show(News())
     assert len(said) == late
-    assert all("no worker of 1 CPUs and 4 GPUs has begun yet" in line for line in said)
+    assert all("no worker of 1 CPUs and 4 GPUs has started yet" in line for line in said)

@@ -403,5 +403,5 @@ def test_a_run_of_an_earlier_version_is_refused_by_name(config, monkeypatch):
         with pytest.raises(Interrupted):
             run_training(unfinished, SILENT)
     for run in (unfinished, finished):
-        with pytest.raises(Conflict, match=f"{run.out} was begun by another version of mlcd"):
+        with pytest.raises(Conflict, match=f"{run.out} was started by another version of mlcd"):
             run_training(run, SILENT)
