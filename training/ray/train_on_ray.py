@@ -79,7 +79,7 @@ def train_on_ray(
         except ray.exceptions.RayError as error:
             raise Unavailable(
                 f"the Ray cluster is unreachable ({_last_line(error)})",
-                remedy="the last checkpoint is intact; run the same command again to resume from it",
+                remedy="the last checkpoint is intact: run the same command again to resume",
             ) from error
     _raise_outcome(news)
     run = open_artifact(out, "run", verify_files=False)

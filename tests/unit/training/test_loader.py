@@ -333,7 +333,9 @@ def test_a_changed_image_is_refused_by_name(config, shards, tmp_path, mode, star
     data[first], data[second] = data[second], data[first]
     path.write_bytes(data)
     names = "|".join(f"shard-0/{member.name.removesuffix('.png')}" for member in (one, other))
-    with pytest.raises(InvalidInput, match=f"({names}) in .*images.* not those that were labeled"):
+    with pytest.raises(
+        InvalidInput, match=f"({names}) in .*images differs from the image that was labeled"
+    ):
         load(config(*mode, "schedule.steps=12", images=tmp_path / "images"), start_step=start_step)
 
 

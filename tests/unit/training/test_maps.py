@@ -93,4 +93,4 @@ def test_without_a_cache_each_process_keeps_its_own(config, cache, monkeypatch, 
     dataset = open_shared_dataset(config("run"), alone())
     assert dataset.parts[0].listing is None
     assert_same(dataset, open_dataset(config("run")))
-    assert "name another cache with XDG_CACHE_HOME" in caplog.text
+    assert "set another cache directory with XDG_CACHE_HOME" in caplog.text

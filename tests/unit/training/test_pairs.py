@@ -341,7 +341,7 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"freeze": "tower", "start": "M"}}, "write image"),
+        ({"model": {"freeze": "tower", "start": "M"}}, "must be a number or image"),
         ({"model": {"freeze": "image"}}, "requires model.start"),
         ({"data": {"cache": False}}, "data.cache=false requires"),
         ({"data": {"embeddings": "E"}}, "data.embeddings requires"),
@@ -350,11 +350,11 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
             {"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}},
             "augment requires data.cached_views",
         ),
-        ({"optim": {"center_lr": 0.9}}, "optim.center_lr is for"),
+        ({"optim": {"center_lr": 0.9}}, "optim.center_lr requires"),
         ({"compute": {"backbone": "fsdp"}}, "must be ddp for pairs"),
         ({"loss": {"bias": 1.0}}, "loss.bias requires loss.kind=siglip, got clip"),
         ({"text": {"start": "M", "width": 32}}, "which sets it"),
-        ({"schedule": {"batch_size": 1}}, "2 or more"),
+        ({"schedule": {"batch_size": 1}}, "at least 2"),
         ({"evaluation": {"knn": True}}, "unknown key evaluation"),
     ],
 )

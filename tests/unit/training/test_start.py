@@ -285,8 +285,8 @@ def _all_tensors(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["model.freeze=3"], "more than the 2 blocks"),
-        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema must be left out"),
+        (["model.freeze=3"], "at most the tower's 2 blocks"),
+        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema has no effect"),
         (["model.head=kept"], "model.head requires model.start"),
         (["model.like=NAME"], "model.like requires model.start"),
     ],

@@ -181,14 +181,14 @@ def test_what_is_for_one_process_is_refused(option, monkeypatch):
     refuse(
         "train small --on ray",
         *option,
-        contains="--plan, --rounds and --replay are not for --on ray",
+        contains="--on ray does not support --plan, --rounds or --replay",
     )
 
 
 def test_torchrun_and_ray_exclude_each_other(monkeypatch):
     monkeypatch.setattr("mlcd.commands.common_options.require_ray", lambda: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refuse("train", "small", "--on", "ray", contains="leave out torchrun")
+    refuse("train", "small", "--on", "ray", contains="run the command without torchrun")
 
 
 @pytest.mark.parametrize("option", [("--workers", 2), ("--cpus", 2), ("--gpus", 1)])

@@ -185,7 +185,7 @@ def test_bfloat16_is_near_and_keeps_float32_weights(config):
 
 def test_a_run_is_not_begun_without_the_evaluation_that_it_asks_for(config):
     recipe = config("run", "evaluation.every_steps=10")
-    with pytest.raises(ConfigInvalid, match="was given no evaluation"):
+    with pytest.raises(ConfigInvalid, match="requires the argument open_evaluation"):
         run_training(recipe, SILENT)
     assert not Path(f"{recipe.out}.partial").exists()
 
