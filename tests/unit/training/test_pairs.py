@@ -291,14 +291,14 @@ def test_cached_views_are_the_crops_of_the_first_epochs_and_come_again(
     }
     live = run_pairs(lit("live", data={"pairs": str(damaged), "cache": False}, **fixed), SILENT)
     data = {"pairs": str(damaged), "cached_views": 2}
-    original = cached_views._view
+    original = cached_views._embed_view
 
     def struck_view(*arguments):
         if arguments[3] == 1:
             raise ConnectionError
         return original(*arguments)
 
-    monkeypatch.setattr(cached_views, "_view", struck_view)
+    monkeypatch.setattr(cached_views, "_embed_view", struck_view)
     with pytest.raises(ConnectionError):
         run_pairs(lit("cached", data=data, **fixed), SILENT)
     first = (tmp_path / "cached-views.partial" / "view-00000.npy").read_bytes()
@@ -395,5 +395,5 @@ def test_a_run_has_seen_its_images_with_captions(lit, pairs, tmp_path, cache):
     assert seen.unknown == ("what the weights theirs were trained on",)
     shutil.copy(files[0], files[0].with_name("more.png"))
     assert any(
-        "other images than when the run began" in each for each in find_seen(checkpoint).unknown
+        "other images than when the run started" in each for each in find_seen(checkpoint).unknown
     )

@@ -311,7 +311,7 @@ def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits,
     shutil.copy(min((images / "3").iterdir()), images / "3" / "another.png")
     seen = find_seen(checkpoint)
     assert not len(seen.trained)
-    assert any("other images than when the run began" in each for each in seen.unknown)
+    assert any("other images than when the run started" in each for each in seen.unknown)
 
 
 def test_gradients_are_clipped(config, monkeypatch):

@@ -41,7 +41,7 @@ from mlcd.training.evaluation.splits import (
     check_probe_split,
     split_digest,
 )
-from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_make
+from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_create
 from mlcd.training.run.run_training import run_training
 from mlcd.types import SampleKey
 
@@ -199,7 +199,7 @@ def _classify_tested(
         config: dict[str, Any] = {**settings, **({"seen": True} if request.may_be_seen else {})}
         return Request("evaluation", config, parents)
 
-    return find_or_make(out / "fine-tune", describe, make)
+    return find_or_create(out / "fine-tune", describe, make)
 
 
 def _digest(samples: LabeledRows, test: NDArray[np.bool_]) -> str:

@@ -14,7 +14,7 @@ from mlcd.errors import InvalidInput
 from mlcd.progress import Reporter
 from mlcd.training.evaluation.seen import check_seen, find_seen
 from mlcd.training.evaluation.splits import check_several_classes, split_digest
-from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_make
+from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_create
 from mlcd.training.evaluation.texts.class_names import NameTable, names_of
 from mlcd.training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 from mlcd.training.evaluation.texts.prompt_sets import Prompts
@@ -108,7 +108,7 @@ def evaluate_classes(
         )
         return record, StoredOutcome(images.keys, class_names, rank == 0, {"rank": rank})
 
-    return find_or_make(request.out, lambda out: _request(model, request, settings, out), make)
+    return find_or_create(request.out, lambda out: _request(model, request, settings, out), make)
 
 
 def evaluate_retrieval(
@@ -153,7 +153,7 @@ def evaluate_retrieval(
             images.keys, none, rank_of.of_image == 0, {"rank": rank_of.of_image, "captions": counts}
         )
 
-    return find_or_make(request.out, lambda out: _request(model, request, settings, out), make)
+    return find_or_create(request.out, lambda out: _request(model, request, settings, out), make)
 
 
 def captions_digest(captions: Iterable[tuple[SampleKey, Sequence[str]]]) -> str:
