@@ -133,7 +133,9 @@ def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path
     (alone,) = evaluated("knn", features, "--leave-one-out")
     assert alone["metrics"]["test_images"] == 200
     refused("knn", features, "--leave-one-out", "--hold-out", 0.5, contains="leave out --hold-out")
-    refused("knn", features, "--split", split, "--hold-out", 0.5, contains="--split says what")
+    refused(
+        "knn", features, "--split", split, "--hold-out", 0.5, contains="--split already sets what"
+    )
     refused("linear-probe", features, "--labels", labels, contains="require each other")
     labels.write_text('{"path": "elsewhere.png", "labels": ["even"]}\n')
     refused(*probe, run, "--images", digits, contains="has the key 'elsewhere.png'")

@@ -215,7 +215,9 @@ def test_a_run_that_cannot_be_evaluated_is_refused_before_its_first_step(digits,
         check_evaluation(
             config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.75})})
         )
-    with pytest.raises(ConfigInvalid, match="nothing is to be measured"):
+    with pytest.raises(
+        ConfigInvalid, match=r"requires evaluation\.knn or evaluation\.linear_probe"
+    ):
         check_evaluation(evaluating.run_config(digits, knn=False))
     nothing_held_out = config.model_copy(
         update={"data": config.data.model_copy(update={"hold_out": 0.0})}

@@ -365,7 +365,7 @@ def test_settings_without_effect_are_refused(sections, message):
 
 def test_a_batch_larger_than_the_data_is_refused(pairs, tmp_path):
     config = pairs_config(tmp_path / "run", pairs, schedule={"steps": 1, "batch_size": 40})
-    with pytest.raises(ConfigInvalid, match="39, fewer than"):
+    with pytest.raises(ConfigInvalid, match="at most the 39 images with captions, got 40"):
         run_pairs(config, SILENT)
 
 

@@ -365,7 +365,10 @@ def test_the_plan_for_people_names_what_it_rests_on():
     [
         (["data.images=nowhere"], "nowhere"),
         (["loss.labels_per_image=5"], "labels per image"),
-        (["evaluation.every_steps=5", "evaluation.knn=false"], "nothing is to be measured"),
+        (
+            ["evaluation.every_steps=5", "evaluation.knn=false"],
+            "requires evaluation.knn or evaluation.linear_probe",
+        ),
         (["model.start=nowhere"], "the model nowhere does not exist"),
         (["data.hold_out=0", "evaluation.every_steps=5"], "hold_out=0"),
         (["out={digits}/inside"], "inside"),

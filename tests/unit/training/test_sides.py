@@ -285,9 +285,7 @@ def test_a_run_is_not_evaluated_on_what_it_trains_on(digits, split_folders):
     held_out = leaking.model_copy(
         update={"data": leaking.data.model_copy(update={"hold_out": 0.0})}
     )
-    with pytest.raises(
-        ConfigInvalid, match=r"those that the run is trained on, with data\.hold_out=0"
-    ):
+    with pytest.raises(ConfigInvalid, match=r"the training images, of which only data\.hold_out=0"):
         check_evaluation(held_out)
     assert check_evaluation(leaking) is not None
     with pytest.raises(ConfigInvalid, match="are splits, and the run is trained on all of them"):

@@ -1,4 +1,4 @@
-"""The picture of some images: each above the colors of its patches."""
+"""Draws images, each above the colors of its patches."""
 
 import hashlib
 import io
@@ -28,7 +28,10 @@ _SUFFIXES: Final = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture that was made, and what it shows."""
+    """A picture that was drawn, and its contents.
+
+    shares: of the variance, by component.
+    """
 
     path: Path
     keys: list[str]
@@ -50,14 +53,14 @@ class Drawn:
 
 
 def draw(spec: str, location: str, path: Path, *, side: int, num: int, foreground: bool) -> Drawn:
-    """Draws the patches of the first `num` images at a place, each `side` pixels wide.
+    """Draws the patches of the first `num` images at a location, each `side` pixels wide.
 
-    Raises ConfigInvalid for a side that cannot be cut into patches, or for a suffix of other
-    files, and InvalidInput if no image can be used.
+    Raises ConfigInvalid for a side that is not a multiple of the patch size or an unknown suffix,
+    and InvalidInput if no image can be decoded.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigInvalid(
-            f"the output needs the suffix {', '.join(_SUFFIXES)}, got {path}",
+            f"--out must have one of the suffixes {', '.join(_SUFFIXES)}, got {path}",
             remedy=f"call it {path.stem}.png",
         )
     model = load_weights(find_weights(spec, path.parent, LoadOptions(), text=False), spec)
@@ -65,8 +68,8 @@ def draw(spec: str, location: str, path: Path, *, side: int, num: int, foregroun
     if side % config.patch_size:
         below = side // config.patch_size * config.patch_size
         raise ConfigInvalid(
-            f"--side must be a multiple of the patches of {spec}, which have {config.patch_size}"
-            f" pixels, got {side}",
+            f"--side must be a multiple of the patch size {config.patch_size} of {spec}, got"
+            f" {side}",
             remedy=f"give --side {below or config.patch_size}",
         )
     fingerprint = model.fingerprint()
@@ -94,7 +97,7 @@ def draw(spec: str, location: str, path: Path, *, side: int, num: int, foregroun
 
 @torch.no_grad()
 def embed_patches(model: Servable, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Returns [N, P, W] of pixels [N, 3, S, S], after the last norm."""
+    """Returns patch features [N, P, W], after the last norm, of pixels [N, 3, S, S]."""
     rows = [
         model.trunk.norm_post(model.embed(torch.from_numpy(image[None]), "patches"))
         for image in pixels
@@ -104,7 +107,7 @@ def embed_patches(model: Servable, pixels: NDArray[np.uint8]) -> NDArray[np.floa
 
 
 def _prepare_images(location: str, model: Servable, num: int) -> Iterator[Prepared]:
-    """Yields the first images that can be decoded."""
+    """Yields the first `num` images that can be decoded."""
     silence_decoders()
     source = open_source(location)
     source.check_not_empty()

@@ -1,6 +1,6 @@
-"""The 26 data sets of CLIP's linear probe, and ImageNet: sizes, metrics, and what goes wrong.
+"""The 26 data sets of CLIP's linear probe, and ImageNet: sizes, metrics, and pitfalls.
 
-Sizes are those of CLIP's table 9, but for the ones of which `trap` says otherwise.
+Sizes are from CLIP's table 9, unless `trap` says otherwise.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ SetMetric = Literal["accuracy", "mean-per-class", "mean-top1-top5", "roc-auc", "
 class DataSet:
     """One data set.
 
-    name: of its folder. classes, train, test: how many there are; train counts one fold, and
-    validation images too. trap: what makes other figures differ.
+    name: of its folder. classes, train, test: numbers of classes and images; train is the size of
+    one fold, including validation images. trap: why published results differ.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One evaluation by texts from its inputs to the record of its numbers and their protocol."""
+"""Runs zero-shot classification or retrieval, and returns the record of metrics and protocol."""
 
 import hashlib
 import json
@@ -33,10 +33,10 @@ from mlcd.types import SampleKey
 
 @dataclass(frozen=True)
 class Asked:
-    """The tested images of an evaluation by texts, and how its result is treated.
+    """The test images of a zero-shot classification or retrieval.
 
-    may_be_seen: test images that the model's run has seen are counted instead of refused. out: the
-    place where the result is kept.
+    may_be_seen: count test images that the model's run has seen, instead of raising. out: path of
+    the artifact of the result; None stores none.
     """
 
     tested: Tested
@@ -73,8 +73,8 @@ def evaluate_classes(
 ) -> Record:
     """Returns the record of zero-shot classification of these images among these classes.
 
-    names: of each class of `chosen.folders`. facts: what decided the classes and their names.
-    Raises InvalidInput for images that the model's run has seen.
+    names: names of each class of `chosen.folders`. facts: protocol fields about the classes and
+    their names. Raises InvalidInput for images that the model's run has seen.
     """
     settings = {
         "kind": "zero-shot",
@@ -114,10 +114,10 @@ def evaluate_classes(
 def evaluate_retrieval(
     model: ImagesAndTexts, request: Asked, tested_captions: TestedCaptions, reporter: Reporter
 ) -> Record:
-    """Returns the record of retrieval both ways.
+    """Returns the record of retrieval in both directions.
 
-    Images without a caption are left out. Raises InvalidInput if none has one, and for images that
-    the model's run has seen.
+    Images without a caption are left out. Raises InvalidInput if no image has a caption, and for
+    images that the model's run has seen.
     """
     captions = tested_captions.texts
     keys = request.tested.keys
@@ -125,16 +125,16 @@ def evaluate_retrieval(
     if not len(chosen):
         raise InvalidInput(
             f"no image of {request.tested.location} has a caption",
-            remedy="give them with --captions: a .jsonl or .csv with path and caption or captions",
+            remedy="give --captions: a .jsonl or .csv with path and caption or captions",
         )
     settings = {
         "kind": "retrieval",
-        "captions_sha256": captions_digest((keys[at], captions[at]) for at in chosen.tolist()),
+        "captions_sha256": captions_digest((keys[row], captions[row]) for row in chosen.tolist()),
     }
 
     def make() -> tuple[Record, StoredOutcome]:
         images = request.tested.rows(model, chosen, reporter)
-        caption_of = {keys[at]: captions[at] for at in chosen.tolist()}
+        caption_of = {keys[row]: captions[row] for row in chosen.tolist()}
         texts = [text for key in images.keys for text in caption_of[key]]
         counts = np.array([len(caption_of[key]) for key in images.keys])
         image_of = np.repeat(np.arange(len(images.keys)), counts)
@@ -148,23 +148,26 @@ def evaluate_retrieval(
         }
         figures = retrieval_figures(rank_of, image_of)
         record = _record(model, request, images, figures, protocol)
-        none = [None] * len(images.keys)
+        no_classes = [None] * len(images.keys)
         return record, StoredOutcome(
-            images.keys, none, rank_of.of_image == 0, {"rank": rank_of.of_image, "captions": counts}
+            images.keys,
+            no_classes,
+            rank_of.of_image == 0,
+            {"rank": rank_of.of_image, "captions": counts},
         )
 
     return find_or_create(request.out, lambda out: _request(model, request, settings, out), make)
 
 
 def captions_digest(captions: Iterable[tuple[SampleKey, Sequence[str]]]) -> str:
-    """Returns the SHA-256 over images and their captions, which tells whether results compare."""
+    """Returns the SHA-256 over images and their captions; results with the same digest compare."""
     rows = sorted((key, *texts) for key, texts in captions)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> list[str]:
-    places = zip(chosen.chosen.tolist(), chosen.class_names, strict=True)
-    name_of = {tested.keys[place]: name for place, name in places}
+    pairs = zip(chosen.chosen.tolist(), chosen.class_names, strict=True)
+    name_of = {tested.keys[index]: name for index, name in pairs}
     return [name_of[key] for key in images.keys]
 
 
