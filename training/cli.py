@@ -51,7 +51,7 @@ _INTERRUPTED = 130
 @click.option(
     "--clusters",
     type=click.IntRange(2),
-    help="With --rounds: number of clusters.  [default: that of data.labels]",
+    help="With --rounds: number of clusters.  [default: as in data.labels]",
 )
 @click.option(
     "--plan",
@@ -65,12 +65,12 @@ _INTERRUPTED = 130
 @click.option(
     "--classes",
     type=click.IntRange(2),
-    help="With --plan: number of centers.  [default: that of data.labels]",
+    help="With --plan: number of centers.  [default: as in data.labels]",
 )
 @click.option(
     "--samples",
     type=click.IntRange(1),
-    help="With --plan: number of images.  [default: that of data.labels]",
+    help="With --plan: number of images.  [default: as in data.labels]",
 )
 @click.option(
     "--peak-tflops",

@@ -249,7 +249,7 @@ def plan_inputs(
     num_samples: int | None,
     open_evaluation: OpenEvaluation,
 ) -> tuple[int, int]:
-    """Returns the numbers of classes and samples; those that are None are read from the data.
+    """Returns the numbers of classes and samples; None reads a number from the data.
 
     Images are opened only if both are None and data.images is set; otherwise the labels suffice.
     Raises the errors that the run would raise.

@@ -34,7 +34,7 @@ _POLL_S: Final = 0.02
 _CLOSE_S: Final = 30.0
 
 
-class Copied(Protocol):
+class StateCopy(Protocol):
     """A copy of a training's state in the host's memory; see `mlcd.training.head.snapshot`."""
 
     @property
@@ -43,7 +43,7 @@ class Copied(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
 
 
-_Copy = TypeVar("_Copy", bound=Copied)
+_Copy = TypeVar("_Copy", bound=StateCopy)
 
 
 class Contents(Protocol[_Copy]):
@@ -173,7 +173,7 @@ class CheckpointStore:
             if self._processes.world.rank == 0:
                 self._retire(newest)
 
-    def _write(self, copy: Copied, draft: Draft, cleanup: ExitStack) -> None:
+    def _write(self, copy: StateCopy, draft: Draft, cleanup: ExitStack) -> None:
         try:
             with cleanup:
                 self._write_part(copy, draft)
@@ -185,7 +185,7 @@ class CheckpointStore:
             else:
                 self._error = error
 
-    def _write_part(self, copy: Copied, draft: Draft) -> None:
+    def _write_part(self, copy: StateCopy, draft: Draft) -> None:
         write_tensors(copy.tensors, draft.path / STATE, self._processes.saving)
         if self._processes.world.rank:
             return

@@ -59,5 +59,5 @@ def wrap_part(sharded: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tenso
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Returns the part of a tensor that this process holds."""
+    """Returns this process's part of a DTensor, or another tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

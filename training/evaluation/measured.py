@@ -11,7 +11,7 @@ from mlcd.training.evaluation.scores import Answers, Metric
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Metrics by name, and intervals of some of them.
 
     right: bool [N], for each tested image in order; None if the metrics do not count images. name,
@@ -28,13 +28,13 @@ class Measured:
 
 def measure_answers(
     name: str, answers: Answers, metric: Metric, facts: Mapping[str, float] | None = None
-) -> Measured:
+) -> Measurement:
     """Returns the metric of the answers with its interval.
 
     facts: further metrics to report, in their order; may contain the metric itself.
     """
     num = len(answers.classes)
-    return Measured(
+    return Measurement(
         {name: answers.score(metric), "test_images": float(num), **(facts or {})},
         {name: bootstrap(lambda chosen: answers.score(metric, chosen), num)},
         answers.right,
@@ -44,7 +44,7 @@ def measure_answers(
     )
 
 
-def average_folds(folds: Sequence[Measured]) -> Measured:
+def average_folds(folds: Sequence[Measurement]) -> Measurement:
     """Returns the mean over folds with the same test images; a single fold stays unchanged."""
     if len(folds) == 1:
         return folds[0]
@@ -53,7 +53,7 @@ def average_folds(folds: Sequence[Measured]) -> Measured:
     }
     first = folds[0]
     if first.answers is None:
-        return Measured(metrics)
+        return Measurement(metrics)
     answers = [fold.answers for fold in folds if fold.answers is not None]
     spread = float(np.std([fold.metrics[first.name] for fold in folds], ddof=1))
     interval = bootstrap(
@@ -62,4 +62,4 @@ def average_folds(folds: Sequence[Measured]) -> Measured:
         ),
         len(first.answers.classes),
     )
-    return Measured({**metrics, "deviation_of_folds": spread}, {first.name: interval})
+    return Measurement({**metrics, "deviation_of_folds": spread}, {first.name: interval})

@@ -19,7 +19,7 @@ from mlcd.progress import Reporter
 from mlcd.training.evaluation.knn import clusters, knn_answers
 from mlcd.training.evaluation.label_tables import SeveralLabels
 from mlcd.training.evaluation.linear_probe import fit_probe
-from mlcd.training.evaluation.measured import Measured, average_folds, measure_answers
+from mlcd.training.evaluation.measured import Measurement, average_folds, measure_answers
 from mlcd.training.evaluation.representations import (
     Features,
     Representation,
@@ -64,7 +64,7 @@ class KnnProtocol:
     neighbors: int
     kind: ClassVar[str] = "knn"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
         # Neighbors are searched exactly, on the CPU.
         del device
         share = _hold_out_share(self.hold_out)
@@ -81,7 +81,7 @@ class ProbeProtocol:
     hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
         share = _hold_out_share(self.hold_out)
         outcome = fit_probe(samples, hold_out=share, metric=self.metric, world=world, device=device)
         name = f"linear_probe_{self.metric.replace('-', '_')}"
@@ -97,7 +97,7 @@ class LabelsProtocol:
     hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
         # Each process fits all labels itself, with the same result.
         del world, device
         share = _hold_out_share(self.hold_out)
@@ -111,10 +111,10 @@ class ClustersProtocol:
     hold_out: ClassVar[None] = None
     kind: ClassVar[str] = "clusters"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
         # Each process clusters all rows itself, with the same result.
         del world, device
-        return Measured(dict(clusters(samples, seed=self.seed)))
+        return Measurement(dict(clusters(samples, seed=self.seed)))
 
 
 Protocol: TypeAlias = KnnProtocol | ProbeProtocol | LabelsProtocol | ClustersProtocol

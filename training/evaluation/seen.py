@@ -133,10 +133,8 @@ def _find_seen_before(artifact: Artifact) -> Iterator[Seen]:
             unknown = f"what the weights {PurePosixPath(parent.path).name} were trained on"
             yield Seen(no_digests, no_digests, (unknown,))
         elif parent.role == "images" and artifact.kind == "model":
-            images_of_join = (
-                f"the images {PurePosixPath(parent.path).name} that its towers were joined on"
-            )
-            yield Seen(no_digests, no_digests, (images_of_join,))
+            reason = f"the images {PurePosixPath(parent.path).name} that its towers were joined on"
+            yield Seen(no_digests, no_digests, (reason,))
         elif parent.role in ("start", "text", "checkpoint", "model"):
             try:
                 source = _open_parent(artifact, parent)

@@ -17,7 +17,7 @@ from mlcd.training.evaluation.intervals import bootstrap
 from mlcd.training.evaluation.label_tables import DIFFICULT
 from mlcd.training.evaluation.linear_probe import coarse_to_fine, grid_c
 from mlcd.training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from mlcd.training.evaluation.measured import Measured
+from mlcd.training.evaluation.measured import Measurement
 from mlcd.training.evaluation.scores import Chosen, eleven_point_precision
 from mlcd.training.evaluation.splits import Split
 
@@ -47,7 +47,7 @@ class Rankings:
         return float(np.mean(precisions))
 
 
-def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -> Measured:
+def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -> Measurement:
     """Returns the mean average precision on test images with its interval, and the chosen C.
 
     rows: [N, D]. tags: [N, A], see `SeveralLabels`. Raises InvalidInput for a label that cannot be
@@ -81,7 +81,7 @@ def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -
         "labels": float(tags.shape[1]),
         **{f"{part}_images": float(getattr(split, part).sum()) for part in _PARTS},
     }
-    return Measured(metrics, {NAME: bootstrap(rankings.mean_precision, len(rankings.tags))})
+    return Measurement(metrics, {NAME: bootstrap(rankings.mean_precision, len(rankings.tags))})
 
 
 def _build_problem(

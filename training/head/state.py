@@ -45,7 +45,7 @@ class TrainState:
 
     @property
     def sharded(self) -> list[nn.Parameter]:
-        """Returns the parameters of which each process owns different rows."""
+        """Returns the parameters that are sharded: each process owns different rows."""
         return [self.head.weight]
 
     @property

@@ -27,7 +27,7 @@ def check_same_settings(out: Path, request: Request) -> None:
     if stored and (changes := find_changes(stored["config"], request.config)):
         raise Conflict(
             f"{out} was started with other settings: {describe_changes(changes)}",
-            remedy="give another output directory, or go on with `mlcd train --resume`",
+            remedy="give another output directory, or resume with `mlcd train --resume`",
         )
 
 

@@ -39,7 +39,7 @@ class Components:
 
 
 @dataclass(frozen=True)
-class Colored:
+class ColoredPatches:
     """The patches of all images as colors.
 
     colors: uint8 [N, P, 3], black for background patches. foreground: bool [N, P]. shares: the
@@ -89,7 +89,7 @@ def _sign(axis: _Rows, at_border: _Rows, deviation: float) -> float:
     return 1.0 if axis[np.abs(axis).argmax()] > 0 else -1.0
 
 
-def color_patches(patches: NDArray[np.floating], side: int, *, foreground: bool) -> Colored:
+def color_patches(patches: NDArray[np.floating], side: int, *, foreground: bool) -> ColoredPatches:
     """Returns the patches [N, P, W] of grids of `side` as colors; P is side squared.
 
     Each component is scaled from its smallest to its largest value. foreground: color only patches
@@ -108,4 +108,4 @@ def color_patches(patches: NDArray[np.floating], side: int, *, foreground: bool)
     spread = np.where(high > low, high - low, 1.0)
     colors = np.zeros((*rows.shape[:2], NUM), dtype=np.uint8)
     colors[is_colored] = np.rint(255 * (values - low) / spread)
-    return Colored(colors, is_colored, tuple(principal.shares.tolist()))
+    return ColoredPatches(colors, is_colored, tuple(principal.shares.tolist()))

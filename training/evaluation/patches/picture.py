@@ -21,13 +21,13 @@ from mlcd.images.quiet import silence_decoders
 from mlcd.images.sources import open_source
 from mlcd.models.servable import Servable
 from mlcd.models.zoo import LoadOptions, at_resolution
-from mlcd.training.evaluation.patches.pca import Colored, color_patches
+from mlcd.training.evaluation.patches.pca import ColoredPatches, color_patches
 
 _SUFFIXES: Final = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnPicture:
     """A picture that was drawn, and its contents.
 
     shares: of the variance, by component.
@@ -52,7 +52,9 @@ class Drawn:
         return f"{self.path}: {len(self.keys)} images, {shares} % of variance\nprotocol: {protocol}"
 
 
-def draw(spec: str, location: str, path: Path, *, side: int, num: int, foreground: bool) -> Drawn:
+def draw(
+    spec: str, location: str, path: Path, *, side: int, num: int, foreground: bool
+) -> DrawnPicture:
     """Draws the patches of the first `num` images at a location, each `side` pixels wide.
 
     Raises ConfigInvalid for a side that is not a multiple of the patch size or an unknown suffix,
@@ -92,7 +94,7 @@ def draw(spec: str, location: str, path: Path, *, side: int, num: int, foregroun
         "fingerprint": fingerprint,
         "split": _digest(images),
     }
-    return Drawn(path, [image.entry.key for image in images], protocol, colored.shares)
+    return DrawnPicture(path, [image.entry.key for image in images], protocol, colored.shares)
 
 
 @torch.no_grad()
@@ -124,7 +126,7 @@ def _prepare_images(location: str, model: Servable, num: int) -> Iterator[Prepar
         raise InvalidInput(f"no image of {location} can be decoded")
 
 
-def _render(pixels: NDArray[np.uint8], colored: Colored, grid: int) -> Image.Image:
+def _render(pixels: NDArray[np.uint8], colored: ColoredPatches, grid: int) -> Image.Image:
     side = pixels.shape[-1]
     photographs = np.concatenate(list(pixels.transpose(0, 2, 3, 1)), axis=1)
     squares = colored.colors.reshape(len(pixels), grid, grid, 3)

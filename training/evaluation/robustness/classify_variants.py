@@ -13,7 +13,7 @@ from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.progress import Reporter
 from mlcd.training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
 from mlcd.training.evaluation.stored_results import Record
-from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_classes
+from mlcd.training.evaluation.texts.evaluate import TextEvaluation, evaluate_classes
 from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from mlcd.training.evaluation.texts.tested import Tested, TestedClasses, open_tested
@@ -81,7 +81,7 @@ def _measure(
     chosen = choose_classes(tested, classes, variant)
     return evaluate_classes(
         model,
-        Asked(tested, may_be_seen, out),
+        TextEvaluation(tested, may_be_seen, out),
         chosen,
         [(classes.names[folder_id],) for folder_id in chosen.folders],
         _prompts(variant),
@@ -125,5 +125,5 @@ def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> Teste
             remedy="restore the published data set",
         )
     return TestedClasses(
-        indices, [number for number in class_ids if number is not None], list(classes.names)
+        indices, [class_id for class_id in class_ids if class_id is not None], list(classes.names)
     )

@@ -34,7 +34,7 @@ from mlcd.training.evaluation.seen import find_seen
 from mlcd.training.evaluation.stored_results import Record
 from mlcd.training.evaluation.suite.definitions import SETS
 from mlcd.training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
-from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
+from mlcd.training.evaluation.texts.evaluate import TextEvaluation, evaluate_zero_shot
 from mlcd.training.evaluation.texts.imagenet import IMAGENET
 from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
@@ -224,7 +224,9 @@ class _Evaluated:
             raise InvalidInput("zero-shot requires one class per image, got several labels")
         tested = open_tested(str(self._features(data_set)))
         # The report shows the number of seen images beside the results.
-        request = Asked(tested, may_be_seen=True, out=self.out / "zero-shot" / data_set.name)
+        request = TextEvaluation(
+            tested, may_be_seen=True, out=self.out / "zero-shot" / data_set.name
+        )
         return evaluate_zero_shot(model, request, _prompts(data_set), data_set.names, self.reporter)
 
 

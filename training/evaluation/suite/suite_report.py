@@ -34,7 +34,7 @@ _PICTURE: Final = "report.svg"
 _KINDS: Final = (("probe", "linear probe"), ("zero_shot", "zero-shot"))
 _NOTE: Final = """
 Numbers are percent, with 95 % intervals over images. The probe is CLIP's protocol on served
-embeddings; published figures use features before the projection. Train, test and split are those of
+embeddings; published figures use features before the projection. Train, test and split describe
 the probe: compare numbers only if the split is the same. Zero-shot tests all images of a data set
 without parts. `seen` counts the images of a data set that the model's run has seen.
 """

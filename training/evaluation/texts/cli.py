@@ -81,7 +81,7 @@ def evaluate_zero_shot(
     from mlcd.training.evaluation.texts.tested import open_tested
 
     templates, table = read_prompts(prompts), None if names is None else read_names(names)
-    request = evaluate.Asked(open_tested(test), may_be_seen, out)
+    request = evaluate.TextEvaluation(open_tested(test), may_be_seen, out)
     with open_model(model, encoder, announce) as opened:
         record = evaluate.evaluate_zero_shot(opened, request, templates, table, reporter)
     _report(record, reporter)
@@ -125,7 +125,7 @@ def evaluate_retrieval(
     from mlcd.training.evaluation.texts.tested import open_tested
     from mlcd.training.evaluation.texts.tested_captions import captions_of
 
-    request = evaluate.Asked(open_tested(test), may_be_seen, out)
+    request = evaluate.TextEvaluation(open_tested(test), may_be_seen, out)
     texts = captions_of(
         request.tested, captions, most=captions_per_image, may_be_unmatched=allow_unmatched
     )

@@ -32,7 +32,7 @@ from mlcd.types import SampleKey
 
 
 @dataclass(frozen=True)
-class Asked:
+class TextEvaluation:
     """The test images of a zero-shot classification or retrieval.
 
     may_be_seen: count test images that the model's run has seen, instead of raising. out: path of
@@ -46,7 +46,7 @@ class Asked:
 
 def evaluate_zero_shot(
     model: ImagesAndTexts,
-    request: Asked,
+    request: TextEvaluation,
     prompts: Prompts,
     table: NameTable | None,
     reporter: Reporter,
@@ -64,7 +64,7 @@ def evaluate_zero_shot(
 
 def evaluate_classes(
     model: ImagesAndTexts,
-    request: Asked,
+    request: TextEvaluation,
     chosen: TestedClasses,
     names: Sequence[tuple[str, ...]],
     prompts: Prompts,
@@ -112,7 +112,10 @@ def evaluate_classes(
 
 
 def evaluate_retrieval(
-    model: ImagesAndTexts, request: Asked, tested_captions: TestedCaptions, reporter: Reporter
+    model: ImagesAndTexts,
+    request: TextEvaluation,
+    tested_captions: TestedCaptions,
+    reporter: Reporter,
 ) -> Record:
     """Returns the record of retrieval in both directions.
 
@@ -173,7 +176,7 @@ def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> li
 
 def _record(
     model: ImagesAndTexts,
-    request: Asked,
+    request: TextEvaluation,
     images: ImageRows,
     figures: Figures,
     protocol: Mapping[str, Any],
@@ -203,7 +206,7 @@ def _record(
 
 
 def _request(
-    model: ImagesAndTexts, request: Asked, settings: Mapping[str, Any], out: Path
+    model: ImagesAndTexts, request: TextEvaluation, settings: Mapping[str, Any], out: Path
 ) -> Request:
     engine = {"engine": model.texts.engine, "precision": model.texts.precision}
     config = {**settings, **engine, **({"seen": True} if request.may_be_seen else {})}

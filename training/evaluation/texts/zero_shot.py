@@ -23,12 +23,12 @@ def class_prompts(
 ) -> tuple[list[str], NDArray[np.int64]]:
     """Returns all prompts, class by class, and the number of prompts of each class."""
     prompts = [
-        [prompt(template, name) for name in class_items for template in templates]
-        for class_items in names
+        [prompt(template, name) for name in names_of_class for template in templates]
+        for names_of_class in names
     ]
     return (
-        [text for class_items in prompts for text in class_items],
-        np.array([len(class_items) for class_items in prompts]),
+        [text for prompts_of_class in prompts for text in prompts_of_class],
+        np.array([len(prompts_of_class) for prompts_of_class in prompts]),
     )
 
 
