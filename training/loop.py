@@ -90,7 +90,7 @@ def train(
     processes: Processes,
     journal: Journal,
 ) -> None:
-    """Trains from the state's step to the last one of the schedule.
+    """Trains from `state.step` to the last step of the schedule.
 
     Raises Diverged, Interrupted and Preempted on all processes at the same step.
     """

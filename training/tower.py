@@ -31,7 +31,7 @@ def freeze(trunk: VisionTower, config: TowerConfig) -> None:
 
 
 def is_trained(name: str, config: TowerConfig) -> bool:
-    """Tells whether a parameter of the tower is trained."""
+    """Returns True if a parameter of the tower is trained."""
     if isinstance(config.freeze, str):
         return False
     return config.freeze == 0 or layer_of(name, config.depth) > config.freeze

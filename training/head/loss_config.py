@@ -54,7 +54,9 @@ class LossConfig(Section):
     margin: Annotated[float, Field(ge=0, lt=1.5)] = _MARGIN
     """The margin in radians (arcface), or in units of the cosine (cosface)."""
     margin_grad: MarginGrad = "straight_through"
-    """straight_through: without the margin's own slope, as in the authors' code. exact: with it."""
+    """straight_through: gradients ignore the margin's slope, as in the authors' code. exact: they
+    include it.
+    """
     bias: float | None = None
     """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd. None: 0, or if
     learned -log(r k / l), which balances negatives and positives.

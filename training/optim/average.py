@@ -17,7 +17,7 @@ class WeightAverage:
 
     @classmethod
     def of(cls, trunk: nn.Module, decay: float) -> Self:
-        """Returns the average at step 0, which is the weights."""
+        """Returns the average at step 0: a copy of the weights."""
         weights = {name: parameter.detach().clone() for name, parameter in trunk.named_parameters()}
         return cls(decay, weights)
 

@@ -76,11 +76,11 @@ class RunMonitor:
         return True
 
     def report(
-        self, stage: str, total: int | None, done: int, facts: dict[str, Any], *, begins: bool
+        self, stage: str, total: int | None, done: int, facts: dict[str, Any], *, is_new_stage: bool
     ) -> End | None:
         """Records the progress of rank 0, and returns a request to stop, if there is one."""
         current_stage = self._news.stage
-        if begins or current_stage is None:
+        if is_new_stage or current_stage is None:
             current_stage = (0 if current_stage is None else current_stage[0] + 1, stage, total)
         if done > self._furthest:
             self._furthest, self._idle_attempts = done, 0
@@ -118,7 +118,7 @@ class MonitoredStages:
 
     @contextmanager
     def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator[Meter]:
-        self.send(name, total, begins=True, done=done, facts={})
+        self.send(name, total, is_new_stage=True, done=done, facts={})
         meter = MonitoredMeter(self, name, total, done)
         yield meter
         meter.flush()
@@ -136,9 +136,11 @@ class MonitoredStages:
         return True
 
     def send(
-        self, name: str, total: int | None, *, begins: bool, done: int, facts: dict[str, Any]
+        self, name: str, total: int | None, *, is_new_stage: bool, done: int, facts: dict[str, Any]
     ) -> None:
-        self._call = self._monitor.report.remote(name, total, done, facts, begins=begins)
+        self._call = self._monitor.report.remote(
+            name, total, done, facts, is_new_stage=is_new_stage
+        )
 
 
 class MonitoredMeter:
@@ -153,7 +155,9 @@ class MonitoredMeter:
             self.flush()
 
     def flush(self) -> None:
-        self._stages.send(self._name, self._total, begins=False, done=self._done, facts=self._facts)
+        self._stages.send(
+            self._name, self._total, is_new_stage=False, done=self._done, facts=self._facts
+        )
 
 
 class RunDisplay:

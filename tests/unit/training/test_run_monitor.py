@@ -15,7 +15,7 @@ def test_workers_begin_again_as_long_as_they_come_further():
     monitor = RunMonitor()
     for reached in range(20):
         assert monitor.begin(2)
-        monitor.report("train", 100, reached, {}, begins=True)
+        monitor.report("train", 100, reached, {}, is_new_stage=True)
     assert monitor.news().attempt == 20
     for num_workers in (2, 2, 1):
         assert monitor.begin(num_workers)
@@ -30,7 +30,7 @@ def test_a_step_that_was_reached_before_is_not_further():
     while monitor.begin(2):
         tries += 1
         for step in (0, 3, 7):
-            monitor.report("train", 100, step, {}, begins=step == 0)
+            monitor.report("train", 100, step, {}, is_new_stage=step == 0)
     assert tries == 1 + 3
 
 

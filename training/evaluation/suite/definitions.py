@@ -105,8 +105,8 @@ SETS: Final = {definition.name: definition for definition in _SETS}
 # The paper's average is over these.
 AVERAGED: Final = tuple(name for name in SETS if name != IMAGENET)
 
-# Figures of others: the model and its data, the mean of the probe over the 26 sets, ImageNet's
-# probe. They are of features before the projection.
+# Published results: model and its data, mean of the probe over the 26 sets, probe on ImageNet. They
+# use features before the projection.
 PUBLISHED: Final = (
     ("CLIP ViT-L/14 (WIT-400M)", 84.2, 83.9),
     ("OpenCLIP ViT-L/14 (LAION-400M)", 82.3, 82.1),

@@ -127,7 +127,7 @@ def evaluate_retrieval(
 
     request = evaluate.TextEvaluation(open_tested(test), may_be_seen, out)
     texts = captions_of(
-        request.tested, captions, most=captions_per_image, may_be_unmatched=allow_unmatched
+        request.tested, captions, max_captions=captions_per_image, may_be_unmatched=allow_unmatched
     )
     with open_model(model, encoder, announce) as opened:
         record = evaluate.evaluate_retrieval(opened, request, texts, reporter)

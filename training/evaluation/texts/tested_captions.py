@@ -27,12 +27,16 @@ class TestedCaptions:
 
 
 def captions_of(
-    tested: Tested, table: Path | None, *, most: int | None = None, may_be_unmatched: bool = False
+    tested: Tested,
+    table: Path | None,
+    *,
+    max_captions: int | None = None,
+    may_be_unmatched: bool = False,
 ) -> TestedCaptions:
     """Returns the captions of the tested images.
 
     table: a .jsonl or .csv of paths and captions, or a split of Karpathy; None reads the captions
-    beside the images. most: largest number of captions per image; the first are kept.
+    beside the images. max_captions: largest number of captions per image; the first are kept.
     may_be_unmatched: count captions that match no image, instead of raising. Raises ConfigInvalid
     without a source of captions, InvalidInput for captions that match no image.
     """
@@ -49,7 +53,7 @@ def captions_of(
         )
     name = f"the captions of {tested.location}" if table is None else str(table)
     unmatched.check(name, tested.location, may_be_unmatched=may_be_unmatched)
-    return TestedCaptions([texts[:most] for texts in captions_of_image], unmatched)
+    return TestedCaptions([texts[:max_captions] for texts in captions_of_image], unmatched)
 
 
 def _read_table(tested: Tested, table: Path) -> tuple[list[tuple[str, ...]], Unmatched]:
