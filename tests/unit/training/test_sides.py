@@ -162,7 +162,7 @@ def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journ
         train,
         "--test",
         split_folders / "test",
-        contains="holds embeddings and .* images",
+        contains="got embeddings in .* and images in",
     )
     refused("knn", run, "--train", train, "--test", test, contains="leave out CHECKPOINT")
     refused(

@@ -246,7 +246,7 @@ def test_a_run_measures_what_is_there_and_says_what_is_not(
     food, mine, changed, torn = both["sets"]
     assert "none of the 2 files in" in torn["reasons"]["linear-probe"]
     assert food["probe"] is None
-    assert "not 101" in food["reasons"]["linear-probe"]
+    assert "must have 101 classes" in food["reasons"]["linear-probe"]
     assert "does not match its checksum in mine2.sha256" in changed["reasons"]["zero-shot"]
     assert mine["reasons"] == {}
     assert 0 <= mine["probe"]["metrics"]["linear_probe_accuracy"] <= 1
