@@ -47,7 +47,7 @@ from mlcd.training.config import RunConfig, load_config
 from mlcd.training.data.dataset import Dataset, Part
 from mlcd.training.data.loader import Loader, StepBatches
 from mlcd.training.flops import backbone_flops, head_flops, step_flops
-from mlcd.training.head.row_gradients import add_up
+from mlcd.training.head.row_gradients import sum_duplicate_rows
 from mlcd.training.head.state import TrainState
 from mlcd.training.optim.groups import parameter_groups
 from mlcd.training.processes import Processes
@@ -168,7 +168,7 @@ def head_alone(
         for part in labels:
             (state.head(embeddings[: len(part)], part, state.step).loss / len(labels)).backward()
             if len(labels) > 1:
-                add_up(state.head.weight)
+                sum_duplicate_rows(state.head.weight)
         state.center_optimizer.step()
         state.center_optimizer.zero_grad(set_to_none=True)
         embeddings.grad = None
@@ -223,7 +223,7 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             first = run * (options.steps + WARM_UP + config.data.prefetch_steps)
             with (
                 Loader(dataset, config, **place, start_step=first) as loader,
-                state.copies.first_ahead(iter(loader)) as steps,
+                state.copies.prefetch_first(iter(loader)) as steps,
             ):
                 batches = itertools.islice(steps, config.data.prefetch_steps, None)
                 form = ours("loader", state, batches, config)

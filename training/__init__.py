@@ -1,1 +1,1 @@
-"""Makes checkpoints: reads images and labels artifacts, trains, evaluates."""
+"""Trains models on images with labels or captions, and evaluates them."""

@@ -1,4 +1,4 @@
-"""The batches whose loss or gradient was not finite, kept in a run's `bad_batches/`.
+"""Batches with a loss or gradient that was not finite, saved in a run's `bad_batches/`.
 
 step_000007-rank0/  one process's part of the batch
   batch.safetensors   for each micro-batch i: images.i uint8, labels.i, positions.i, weights.i if
@@ -54,17 +54,14 @@ def bad_state_path(run: Path, step: int) -> Path:
 
 
 def clear_bad_batch(run: Path, step: int) -> None:
-    """Removes the parts of that step that an earlier attempt kept.
-
-    The earlier attempt may have run on more processes than this one.
-    """
-    # The names of drafts begin with a dot.
+    """Removes the parts of this step that an earlier attempt, maybe on more processes, saved."""
+    # The leading * also matches drafts, whose names start with a dot.
     for leftover in (run / FOLDER).glob(f"*{checkpoint_name(step)}-rank*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def keep_bad_batch(path: Path, batch: StepBatches[Any], meters: StepMeters) -> None:
-    """Writes this process's part of the batch, whole or not at all."""
+    """Writes this process's part of the batch atomically."""
     shutil.rmtree(path, ignore_errors=True)
     tensors: dict[str, Tensor] = {}
     for index, part in enumerate(batch.parts):
@@ -81,25 +78,27 @@ def keep_bad_batch(path: Path, batch: StepBatches[Any], meters: StepMeters) -> N
 
 
 def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
-    """Returns the step and its micro-batches, joined over all processes' parts beside `path`.
+    """Returns the step and its micro-batches, joined from the parts of all processes.
+
+    path: one of the parts; the others are its siblings.
 
     Raises ArtifactInvalid.
     """
-    name = _NAME.fullmatch(path.name)
-    if name is None or not path.is_dir():
+    match = _NAME.fullmatch(path.name)
+    if match is None or not path.is_dir():
         raise ArtifactInvalid(
             f"{path} is not a saved batch", remedy="give RUN/bad_batches/step_N-rank0"
         )
     folders = sorted(
-        path.parent.glob(f"step_{name[1]}-rank*"),
+        path.parent.glob(f"step_{match[1]}-rank*"),
         key=lambda folder: int(folder.name.split("rank")[1]),
     )
     try:
         stored = [load_file(folder / _BATCH) for folder in folders]
         if any(key.startswith("aspects.") for key in stored[0]):
             raise ArtifactInvalid(
-                f"{path} holds pictures, not crops",
-                remedy="replay it with the version that kept it",
+                f"{path} must contain crops, but contains whole pictures",
+                remedy="replay it with the version of mlcd that saved it",
             )
         step = int(json.loads((folders[0] / _FACTS).read_text())["step"])
         num_parts = sum(key.startswith("images.") for key in stored[0])

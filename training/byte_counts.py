@@ -15,10 +15,10 @@ from mlcd.training.tower import is_trained
 
 _INDEX_BYTES: Final = 8  # int64
 _PIXEL_BYTES: Final = 4  # augmented images are float32
-# RowAdamW: the gradient in float64 and its square for the norm take as much as the moments, rows
-# and quotients.
+# RowAdamW: the moments, rows and quotients. Clipping before takes as much, for the gradient in
+# float64 and its square.
 _UPDATE_COPIES: Final = 6
-# The gathered embeddings, those of this process as sent, and their gradient.
+# The gathered embeddings, this process's embeddings as sent, and the gradient.
 _EMBEDDING_COPIES: Final = 3
 # The cosines, a masked copy, and the mask of absent entries.
 _LOGIT_COPIES: Final = 3
@@ -26,13 +26,13 @@ _LOGIT_COPIES: Final = 3
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes of the process that owns most.
+    """The bytes on the process with the largest shard.
 
-    backbone: weights, gradients and moments. backbone_copies: what data parallelism and autocast
-    hold beside them. centers: this shard's rows, moments and clocks. center_gradient: the gradient
-    of the rows that a step touches. activations: tensors kept for the backward pass, and the
-    gradients alive beside them. head: gathered embeddings and a chunk of logits. update: the
-    optimizers' working memory, after the activations are gone.
+    backbone: weights, gradients and moments. backbone_copies: further copies of the weights for
+    data parallelism and autocast. centers: this shard's rows, moments and clocks. center_gradient:
+    the gradient of the rows that a step touches. activations: tensors kept for the backward pass,
+    and the gradients alive at the same time. head: gathered embeddings and a chunk of logits.
+    update: the optimizers' working memory, when the activations are freed.
     """
 
     backbone: int
@@ -75,8 +75,8 @@ def checkpoint_bytes(config: RunConfig, num_classes: int) -> int:
 def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
     """Returns the bytes in the first process's host memory while a checkpoint is written.
 
-    They hold a copy of its part of the state. Beside it are, first, the bytes of its file (as many
-    again), then the unit centers of all classes with the rows that they are made from.
+    That memory contains a copy of the process's part of the state, together with, first, the bytes
+    of its file (the same number), then the unit centers of all classes and the rows they come from.
     """
     item = _item_bytes(config)
     owned = _count_owned(config, world_size)
@@ -89,8 +89,9 @@ def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
 def activation_bytes(config: RunConfig, num_images: int, vit: ViTConfig | None = None) -> int:
     """Returns the bytes kept for the backward pass of one view of `num_images` images.
 
-    The gradients that are alive when it starts are included. torch.compile keeps less than this.
-    The residual stream is in float32 under bf16 autocast. vit: the tower at another resolution.
+    The gradients that are alive when the backward pass starts are included. torch.compile keeps
+    less. The residual stream is in float32 under bf16 autocast. vit: the tower at another
+    resolution than the model's.
     """
     vit, stream = vit or config.model.vit(), _item_bytes(config)
     item = 2 if config.compute.precision == "bf16" else stream
@@ -102,33 +103,33 @@ def activation_bytes(config: RunConfig, num_images: int, vit: ViTConfig | None =
             3 * vit.image_size**2 * (_PIXEL_BYTES + item)
             + tokens * (2 * stream * width + item * (4 * width + vit.mlp_width))
         )
-    # Queries and keys are kept before and after they are turned, which is done in float32.
-    turned = 0
+    # Queries and keys are kept before and after their rotation, which is done in float32.
+    rotated_bytes = 0
     if vit.positions == "rope":
-        turned = (item + (stream if item < stream else 0)) * width
-    # There are two residuals; both norms' outputs, query, key, value and their mixture; and the
-    # MLP's hidden layer.
-    block = tokens * (2 * stream * width + item * (6 * width + hidden) + 2 * turned)
-    if turned:
-        block += tokens * item * width  # the mixture, once more in another order
+        rotated_bytes = (item + (stream if item < stream else 0)) * width
+    # Two residuals; the outputs of both norms, query, key, value and the attention's output; and
+    # the MLP's hidden layer.
+    block = tokens * (2 * stream * width + item * (6 * width + hidden) + 2 * rotated_bytes)
+    if rotated_bytes:
+        block += tokens * item * width  # the attention's output, transposed
     # Only the class token is a query in the last block.
-    last = tokens * (stream * width + 3 * item * width + turned)
+    last = tokens * (stream * width + 3 * item * width + rotated_bytes)
     num_kept = max(0, vit.depth - 1 - config.model.num_frozen)
     blocks = num_kept * block + last
     if config.compute.recompute:
         blocks = (num_kept + 1) * tokens * stream * width + (block if vit.depth > 1 else last)
-    # Tokens, and pixels as the patch embedding takes them.
-    before = tokens * stream * width
+    # Tokens, and pixels as input of the patch embedding.
+    embedding_input = tokens * stream * width
     if config.model.freeze == 0:
-        before += 3 * vit.image_size**2 * item
+        embedding_input += 3 * vit.image_size**2 * item
     pixels = 3 * vit.image_size**2 * _PIXEL_BYTES
     gradients = tokens * (2 * item * vit.mlp_width + 2 * stream * width)
-    return num_images * (pixels + before + blocks + gradients)
+    return num_images * (pixels + embedding_input + blocks + gradients)
 
 
 def backbone_bytes(config: RunConfig, world_size: int) -> int:
     """Returns the bytes of weights, their average, gradients and AdamW's two moments on the process
-    that owns most.
+    with the largest shard.
     """
     owned = _count_owned(config, world_size)
     return _item_bytes(config) * (
@@ -137,36 +138,36 @@ def backbone_bytes(config: RunConfig, world_size: int) -> int:
 
 
 def center_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
-    """Returns the bytes of class centers and their state on the process that owns most.
+    """Returns the bytes of class centers and their state on the process with the largest shard.
 
-    The state is the moments and, with sparse updates, the steps of each row.
+    The state is the moments and, with sparse updates, each row's step counter.
     """
     return _center_state(config, len(Shard.of(0, world_size, num_classes)))
 
 
 def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
-    """Returns the memory at the worst moment of a step."""
+    """Returns the peak memory of a step."""
     item, dimension = _item_bytes(config), config.model.output_dim
-    at_once = micro_batch(config)
+    micro_batch_size = micro_batch(config)
     rows = len(Shard.of(0, world_size, num_classes))
     sparse = config.loss.center_update == "sparse"
     passes = config.compute.accumulation * config.augment.num_views
-    of_pass = _gradient_rows(config, num_classes, rows) if sparse else rows
-    gradient_rows = min(of_pass * passes, rows)
-    # The sum of the passes so far, and the next one's.
-    held_rows = gradient_rows + of_pass if passes > 1 else of_pass
+    pass_rows = _gradient_rows(config, num_classes, rows) if sparse else rows
+    gradient_rows = min(pass_rows * passes, rows)
+    # The gradient summed over the passes so far, and the next pass's gradient.
+    held_rows = gradient_rows + pass_rows if passes > 1 else pass_rows
     chunk = CHUNK_ENTRIES if config.device == "cpu" else CUDA_CHUNK_ENTRIES
-    entries = max(at_once, min(chunk, at_once * rows))
+    entries = max(micro_batch_size, min(chunk, micro_batch_size * rows))
     embeddings = (
-        _EMBEDDING_COPIES * at_once * dimension
-        + at_once * config.loss.num_labels * _INDEX_BYTES // item
+        _EMBEDDING_COPIES * micro_batch_size * dimension
+        + micro_batch_size * config.loss.num_labels * _INDEX_BYTES // item
     )
     return Memory(
         backbone=backbone_bytes(config, world_size),
         backbone_copies=_backbone_copies(config, world_size),
         centers=center_bytes(config, num_classes, world_size),
         center_gradient=held_rows * dimension * item,
-        activations=activation_bytes(config, -(-at_once // world_size)),
+        activations=activation_bytes(config, -(-micro_batch_size // world_size)),
         head=item * (embeddings + _LOGIT_COPIES * entries),
         update=_update_bytes(config, gradient_rows, world_size),
     )
@@ -178,45 +179,43 @@ def _center_state(config: RunConfig, rows: int) -> int:
 
 
 def _gradient_rows(config: RunConfig, num_classes: int, rows: int) -> int:
-    """Returns the rows of the centers' gradient in one pass of a process that owns `rows` of them.
+    """Returns the rows of the centers' gradient in one pass on a process that owns `rows` centers.
 
-    There is one for each drawn class and each positive of all processes, as nobody counts how many
-    are the same or are another process's; but never more than rows.
+    An upper bound: one row for each class drawn here and each positive of all processes, without
+    subtracting duplicates or positives of other shards, but at most `rows`.
     """
     drawn = ceil(rows * min(1.0, estimate_drawn(config, num_classes) / num_classes))
     return min(drawn + micro_batch(config) * config.loss.num_labels, rows)
 
 
 def _backbone_copies(config: RunConfig, world_size: int) -> int:
-    """Returns the bytes of the bfloat16 weights that autocast keeps and the blocks that FSDP
-    gathers.
-    """
+    """Returns the bytes of autocast's bfloat16 weights and of the blocks that FSDP gathers."""
     parameters = num_parameters(config)
     cast = 2 * parameters if config.compute.precision == "bf16" else 0
     if world_size == 1 or config.compute.backbone == "ddp":
         return cast
     block = -(-parameters // config.model.depth)
-    # The current block and the next one, and their gradients.
+    # The current block, the next block, and the gradients of both.
     if config.compute.gathered == "bf16":
-        return block * (4 * 2 + _item_bytes(config))  # and a gradient while it is summed
+        return block * (4 * 2 + _item_bytes(config))  # and one gradient during its sum
     return cast + 4 * _item_bytes(config) * block
 
 
 def _update_bytes(config: RunConfig, gradient_rows: int, world_size: int) -> int:
-    """Returns the larger of two steps that follow each other: the backbone's and the centers'."""
-    centers = _UPDATE_COPIES * gradient_rows * config.model.output_dim
+    """Returns the bytes of the larger update: the backbone's and the centers' run in sequence."""
+    center_items = _UPDATE_COPIES * gradient_rows * config.model.output_dim
     return _item_bytes(config) * max(
-        _count_trained(config, _count_owned(config, world_size)), centers
+        _count_trained(config, _count_owned(config, world_size)), center_items
     )
 
 
 def _count_copies(config: RunConfig) -> int:
-    """Returns the number of copies of all weights, trained or not: themselves and their average."""
+    """Returns the number of copies of all weights: 1, or 2 with a moving average."""
     return 1 if config.optim.ema is None else 2
 
 
 def _count_owned(config: RunConfig, world_size: int) -> dict[str, int]:
-    """Returns the numbers of each parameter on the process that owns most."""
+    """Returns each parameter's element count on the process with the largest shard."""
     return _counts(config, world_size if config.compute.backbone == "fsdp" else 1)
 
 

@@ -1,4 +1,4 @@
-"""The command `mlcd train`, and `mlcd evaluate`, which is in a room of its own."""
+"""The command `mlcd train`; `mlcd evaluate` is imported from `training/evaluation`."""
 
 import shlex
 from pathlib import Path
@@ -14,8 +14,8 @@ from mlcd.commands.common_options import (
 )
 from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter
+from mlcd.training.delayed_exit import delayed_exit
 from mlcd.training.evaluation.cli import evaluate
-from mlcd.training.last_word import leaving_the_last_word
 from mlcd.training.preemption import Interrupted, Preempted, preemptible
 from mlcd.world import is_first, torchrun_variable
 
@@ -35,23 +35,23 @@ _INTERRUPTED = 130
 @click.option(
     "--resume",
     metavar="RUN",
-    help="Go on with an interrupted run; the settings that decide its result stay, except "
-    "schedule.steps.",
+    help="Resume an interrupted run; of the settings that decide its result only schedule.steps "
+    "may change.",
 )
 @click.option(
     "--replay",
     metavar="BATCH",
-    help="With --resume: study a batch of RUN/bad_batches; trains nothing.",
+    help="With --resume: find where a batch of RUN/bad_batches is not finite; trains nothing.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1),
-    help="Train so often; each round but the first on clusters of what the round before learned.",
+    help="Number of trainings; from the second on, on clusters of the previous run's embeddings.",
 )
 @click.option(
     "--clusters",
     type=click.IntRange(2),
-    help="With --rounds: number of clusters.  [default: that of data.labels]",
+    help="With --rounds: number of clusters.  [default: as in data.labels]",
 )
 @click.option(
     "--plan",
@@ -65,23 +65,23 @@ _INTERRUPTED = 130
 @click.option(
     "--classes",
     type=click.IntRange(2),
-    help="With --plan: number of centers.  [default: that of data.labels]",
+    help="With --plan: number of centers.  [default: as in data.labels]",
 )
 @click.option(
     "--samples",
     type=click.IntRange(1),
-    help="With --plan: number of images.  [default: that of data.labels]",
+    help="With --plan: number of images.  [default: as in data.labels]",
 )
 @click.option(
     "--peak-tflops",
     type=click.FloatRange(0, min_open=True),
-    help="With --plan: matrix limit of one device.  [default: telemetry.peak_tflops, else measured "
+    help="With --plan: peak TFLOP/s of one device.  [default: telemetry.peak_tflops, else measured "
     "here]",
 )
 @click.option(
     "--mfu",
     type=click.FloatRange(0, 1, min_open=True),
-    help="With --plan: share of that limit that is reached.  [default: 0.4]",
+    help="With --plan: share of that peak that training reaches.  [default: 0.4]",
 )
 @ray_options_with_workers
 @reporter_option
@@ -104,17 +104,18 @@ def train(
     """Train a ViT on images and their labels, or two towers on images and their captions.
 
     RECIPE is a YAML file or the name of a built-in recipe. a.b=c sets one of its keys, for example
-    data.images=DIR data.labels=LABELS out=RUN, or data.pairs=DIR with captions. Several processes,
-    on one machine or many, train together by `torchrun --nproc-per-node N -m mlcd train …`. An
-    interrupted run can be resumed with any number of processes.
+    data.images=DIR data.labels=LABELS out=RUN, or data.pairs=DIR with captions. To train with
+    several processes, on one machine or many, use `torchrun --nproc-per-node N -m mlcd train …`.
+    An interrupted run can be resumed with any number of processes.
 
-    With --rounds N, `out` holds the rounds: each has features, centers, labels and a run. The same
-    command goes on after an interruption.
+    With --rounds N, `out` contains one directory per round, with features, centers, labels and a
+    run. After an interruption, run the same command again to resume.
 
-    With --on ray the processes are workers of a Ray cluster, which all see the same files. Where
-    one is lost, those that are left go on from the last checkpoint.
+    With --on ray the processes are workers of a Ray cluster, which must all see the same files. If
+    a worker is lost, the remaining workers resume from the last checkpoint.
 
-    Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first; after the latter two the exit status is 0.
+    Ctrl-C, SIGTERM and SIGUSR1 first save a checkpoint. After SIGTERM or SIGUSR1 the exit status
+    is 0.
     """
     plan_options = {
         "num_classes": classes,
@@ -125,14 +126,14 @@ def train(
     }
     if on is not None:
         _refuse_on_ray(only_plan, rounds, replay)
-    in_rounds = (rounds, clusters, replay) != (None, None, None)
+    has_rounds = (rounds, clusters, replay) != (None, None, None)
     if _plan_if_asked(
-        only_plan, recipe, overrides, resume, plan_options, reporter, in_rounds=in_rounds
+        only_plan, recipe, overrides, resume, plan_options, reporter, has_rounds=has_rounds
     ):
         return
     try:
-        # Importing torch alone takes seconds.
-        with leaving_the_last_word(), preemptible():
+        # Imported here, because importing torch takes seconds.
+        with delayed_exit(), preemptible():
             from mlcd.training.replay import replay as run_replay
 
             overrides = _check_overrides(recipe, overrides, resume, replay, (rounds, clusters))
@@ -160,7 +161,7 @@ def train(
         )
         reporter.result(
             {"interrupted": True, "step": stop.step},
-            f"interrupted {where}: the same command, or mlcd train --resume, goes on",
+            f"interrupted {where}: run the same command, or mlcd train --resume, to resume",
         )
         return
     except Interrupted:
@@ -172,7 +173,7 @@ def train(
 
 
 def _report(run: "Artifact", reporter: Reporter) -> None:
-    """Prints the outcome of a training, and the commands that follow it."""
+    """Prints the outcome of a training, and suggests the next commands."""
     final = run.summary["final"]
     loss = "unknown" if final["loss"] is None else f"{final['loss']:.4g}"
     line = (
@@ -186,8 +187,8 @@ def _report(run: "Artifact", reporter: Reporter) -> None:
 def _next_commands(run: "Artifact") -> list[str]:
     """Returns the commands that evaluate and serve `run`.
 
-    Held-out images of several classes are classified. If they were clustered, as those of `mlcd
-    explore` are, `evaluate knn` counts them only with --seen. Otherwise patches are drawn.
+    Held-out images of several classes are classified. If the clustering also used these images, as
+    in `mlcd explore`, `evaluate knn` requires --seen. Without them, the command draws patches.
     """
     from mlcd.training.evaluation.seen import are_clusters_clean
     from mlcd.training.pairs.pairs_config import PairsConfig, validate_any
@@ -212,18 +213,18 @@ def _check_overrides(
     replay: str | None,
     rounds: tuple[int | None, int | None],
 ) -> tuple[str, ...]:
-    """Returns the overrides; with --resume every argument is one, also the first."""
+    """Returns the overrides; with --resume even the first argument, RECIPE, is an override."""
     if resume is not None and recipe is not None:
         overrides = (recipe, *overrides)
     elif resume is None and recipe is None:
         raise click.UsageError("give a RECIPE, or --resume RUN")
-    number, clusters = rounds
-    if number is not None and resume is not None:
-        raise click.UsageError("--rounds goes on by itself: give the recipe again, not --resume")
-    if clusters is not None and number is None:
-        raise click.UsageError("--clusters belongs to --rounds")
+    num_rounds, num_clusters = rounds
+    if num_rounds is not None and resume is not None:
+        raise click.UsageError("--rounds resumes by itself: give the recipe again, not --resume")
+    if num_clusters is not None and num_rounds is None:
+        raise click.UsageError("--clusters requires --rounds")
     if replay is not None and (resume is None or overrides):
-        raise click.UsageError("--replay goes with --resume RUN, and nothing is changed")
+        raise click.UsageError("--replay requires --resume RUN and takes no overrides")
     return overrides
 
 
@@ -241,9 +242,9 @@ def _load_config(
 
 def _refuse_on_ray(only_plan: bool, rounds: int | None, replay: str | None) -> None:
     if only_plan or rounds is not None or replay is not None:
-        raise click.UsageError("--plan, --rounds and --replay are not for --on ray")
+        raise click.UsageError("--on ray does not support --plan, --rounds or --replay")
     if torchrun_variable("WORLD_SIZE", 1) > 1:
-        raise click.UsageError("--on ray starts its workers itself: leave out torchrun")
+        raise click.UsageError("--on ray starts its own workers: run the command without torchrun")
 
 
 def _run(
@@ -272,21 +273,21 @@ def _plan_if_asked(
     options: dict[str, Any],
     reporter: Reporter,
     *,
-    in_rounds: bool,
+    has_rounds: bool,
 ) -> bool:
     """Reports the plan if --plan was given, and returns whether it was."""
     set_options = {name: value for name, value in options.items() if value is not None}
     if not only_plan:
         if set_options:
             raise click.UsageError(
-                "--processes, --classes, --samples, --peak-tflops and --mfu belong to --plan"
+                "--processes, --classes, --samples, --peak-tflops and --mfu require --plan"
             )
         return False
     if recipe is None or resume is not None:
         raise click.UsageError("--plan needs a RECIPE")
-    if in_rounds:
+    if has_rounds:
         raise click.UsageError(
-            "--plan plans one training: leave out --rounds, --clusters and --replay"
+            "--plan estimates one training: leave out --rounds, --clusters and --replay"
         )
     from mlcd.training.evaluation.while_training import open_evaluation
     from mlcd.training.plan import plan_recipe

@@ -1,4 +1,4 @@
-"""The configuration of a run, assembled from the sections of its rooms.
+"""The configuration of a run, assembled from the sections of its sub-packages.
 
 The resolved configuration is saved with the run.
 """
@@ -22,22 +22,22 @@ from mlcd.training.section import Section
 from mlcd.training.telemetry.telemetry_config import TelemetryConfig
 from mlcd.training.tower_config import TowerConfig
 
-# The version of what a run computes from the same settings. Version 1 had other crops, draws and
-# initial centers.
+# The version of the computation: raised when the same settings give another result. Version 1
+# had other crops, random draws and initial centers.
 ARITHMETIC: Final = 2
 
 PairLossKind = Literal["clip", "siglip"]
 
 
 class EvaluationConfig(Section):
-    """Evaluation while training; its results go to metrics.jsonl and change nothing else."""
+    """Evaluation while training; its results go to metrics.jsonl and affect nothing else."""
 
     every_steps: Annotated[int, Field(ge=1)] | None = None
     """The number of steps between evaluations. None: never."""
     images: str | None = None
-    """Images in one sub-folder per class. None: the run's own, split by data.hold_out."""
+    """Images in one sub-folder per class. None: the run's images, split by data.hold_out."""
     knn: bool = True
-    """Evaluates a weighted vote of the nearest neighbors."""
+    """Evaluates a k-nearest-neighbor classifier with weighted votes."""
     linear_probe: bool = False
     """Evaluates a logistic regression, which is slower."""
 
@@ -46,12 +46,12 @@ class TrainingConfig(Section):
     """The settings of every training, whatever its loss."""
 
     out: str
-    """The directory that the run becomes."""
+    """The directory that the run is written to."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """The seed of initial weights, order of samples, augmentation, negatives and drawn labels."""
     num_threads: Annotated[int, Field(ge=0)] = 0
-    """The number of CPU threads; 0 takes all cores. A resumed run is bit-identical if this is the
-    same.
+    """The number of CPU threads; 0 uses all cores. A resumed run is bit-identical only if this
+    number is the same.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
@@ -68,15 +68,15 @@ class TrainingConfig(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @property
-    def replays(self) -> bool:
-        """Tells whether a batch that was not finite can be studied with --replay."""
+    def supports_replay(self) -> bool:
+        """True if --replay can run a batch with a loss or gradient that was not finite."""
         return True
 
     @field_validator("out")
     @classmethod
     def _is_local(cls, out: str) -> str:
         if is_url(out):
-            raise ValueError("a run is a directory on this machine, and no URL")
+            raise ValueError(f"out must be a directory on this machine, got the URL {out}")
         return out
 
     @model_validator(mode="after")
@@ -100,10 +100,14 @@ class RunConfig(TrainingConfig):
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
         if self.model.freeze == "image":
-            raise ValueError("model.freeze=image is for training on pairs; write tower")
+            raise ValueError(
+                "model.freeze must be a number or tower for training on labels, got image"
+            )
         for name, unused in (("layer_decay", 1.0), ("ema", None)):
             if self.model.freeze == "tower" and getattr(self.optim, name) != unused:
-                raise ValueError(f"optim.{name} must be left out with model.freeze=tower")
+                raise ValueError(
+                    f"optim.{name} has no effect with model.freeze=tower: leave it out"
+                )
         if self.data.centers is not None and self.model.head is not None:
             raise ValueError("give model.head or data.centers, not both")
         return self
@@ -112,14 +116,16 @@ class RunConfig(TrainingConfig):
     def _views_fit(self) -> Self:
         size, patch = self.augment.local_size, self.model.patch_size
         if size is not None and size % patch:
-            raise ValueError(f"augment.local_size={size} is not a multiple of patches of {patch}")
+            raise ValueError(
+                f"augment.local_size must be a multiple of model.patch_size={patch}, got {size}"
+            )
         return self
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that decide the result.
 
         Paths are left out, because the artifact records them as parents. optim.max_skips is left
-        out too, so that a run that reached it can go on with a larger one.
+        out so that a run that reached the limit can resume with a larger one.
         """
         data: dict[str, Any] = {
             "images": True,
@@ -146,17 +152,16 @@ def load_config(
 ) -> RunConfig:
     """Reads the recipe (a path, or the name of a built-in one) and applies `a.b=c`.
 
-    fallback: sections and top-level keys for what neither the recipe nor an override names; its
-    data section does not apply to a recipe with data.mix. With model.start the tower's sizes are
-    those of the weights, whatever a built-in recipe states. Raises ConfigInvalid, which names the
-    key and, for a misspelled one, makes a suggestion, and the errors of
-    `mlcd.training.start.open_start`.
+    fallback: defaults for keys that neither the recipe nor an override sets; its data section is
+    ignored for a recipe with data.mix. With model.start the tower has the sizes of the weights,
+    which replace the sizes in a built-in recipe. Raises ConfigInvalid, which names the key and
+    suggests one for a misspelled key, and the errors of `mlcd.training.start.open_start`.
     """
     return validate_config(read_fields(recipe, overrides, fallback=fallback))
 
 
-def states_pairs(fields: Mapping[str, Any]) -> bool:
-    """Tells whether the fields are of a training on pairs of images and captions."""
+def is_pairs_recipe(fields: Mapping[str, Any]) -> bool:
+    """Tells whether a recipe's fields describe a training on pairs of images and captions."""
     data, loss = fields.get("data"), fields.get("loss")
     if isinstance(data, Mapping) and "pairs" in data:
         return True
@@ -164,10 +169,10 @@ def states_pairs(fields: Mapping[str, Any]) -> bool:
 
 
 def validate_config(fields: dict[str, Any]) -> RunConfig:
-    """Builds the configuration of a training with labels; raises as `build_config`."""
-    if states_pairs(fields):
+    """Builds the configuration of a training with labels; raises ConfigInvalid."""
+    if is_pairs_recipe(fields):
         raise ConfigInvalid(
-            "--plan, --rounds and --replay require a recipe with labels, got one of pairs",
-            remedy="give `mlcd train` nothing but the recipe and its settings",
+            "--plan, --rounds and --replay require a recipe with labels, got a recipe with pairs",
+            remedy="run `mlcd train` without these options",
         )
     return build_config(RunConfig, fields)

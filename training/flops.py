@@ -1,7 +1,7 @@
 """Floating-point operations of a tower and of a training step, two for each multiply-add.
 
-Only matrix products are counted. Norms, activations and softmax are about a percent of them, and no
-published figure counts them.
+Only matrix products are counted, as in published figures. Norms, activations and softmax add about
+a percent.
 """
 
 import math
@@ -12,7 +12,7 @@ from mlcd.training.config import RunConfig, TrainingConfig
 
 
 def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:
-    """Returns the FLOPs of one image.
+    """Returns the FLOPs of the forward pass of one image.
 
     `patches` counts the last block for all tokens, as published figures do (8.82 GFLOP for B/32).
     Training, serving and the other outputs compute only the class token in the last block, which
@@ -22,14 +22,12 @@ def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:
 
 
 def backbone_flops(config: TrainingConfig, vit: ViTConfig | None = None) -> float:
-    """Returns the FLOPs of one view forward and backward; compute.recompute repeats the blocks
-    forward.
+    """Returns the FLOPs of the forward and backward pass of one view.
 
-    vit: the tower at another resolution.
-
-    Backward takes two products for each forward one, but none for the gradient of the pixels and
-    none in frozen blocks. Recomputation ends before a block's last product, which backward does not
-    need.
+    The backward pass takes two products for each forward product, but none for the gradient of the
+    pixels and none in frozen blocks. compute.recompute repeats the forward pass of the blocks,
+    without each block's last product, whose result the backward pass does not need. vit: the tower
+    at another resolution than the model's.
     """
     vit, frozen = vit or config.model.vit(), config.model.num_frozen
     if isinstance(config.model.freeze, str):
@@ -38,9 +36,9 @@ def backbone_flops(config: TrainingConfig, vit: ViTConfig | None = None) -> floa
     trained = sum(blocks[frozen:])
     queries = [vit.num_tokens] * (vit.depth - 1) + [1]
     last_products = 2.0 * vit.width * vit.mlp_width * sum(queries[frozen:])
-    again = trained - last_products if config.compute.recompute else 0.0
+    recomputed = trained - last_products if config.compute.recompute else 0.0
     patches = _patch_flops(vit) * (1 if frozen else 2)
-    return patches + sum(blocks[:frozen]) + 3 * trained + again + 3 * _projection_flops(vit)
+    return patches + sum(blocks[:frozen]) + 3 * trained + recomputed + 3 * _projection_flops(vit)
 
 
 def head_flops(config: RunConfig, num_classes: int) -> float:
@@ -56,10 +54,9 @@ def head_flops(config: RunConfig, num_classes: int) -> float:
 
 
 def step_flops(config: RunConfig, num_classes: int) -> float:
-    """Returns the FLOPs of one image in a training step, all its views: those of the tower and
-    `head_flops`.
+    """Returns the FLOPs of tower and head for all views of one image, forward and backward.
 
-    A step takes this times the batch size.
+    A step takes this number times the batch size.
     """
     augment, vit = config.augment, config.model.vit()
     sizes = [augment.size_of(view, vit.image_size) for view in range(augment.num_views)]
@@ -70,8 +67,8 @@ def step_flops(config: RunConfig, num_classes: int) -> float:
 def estimate_drawn(config: RunConfig, num_classes: int) -> float:
     """Returns the expected number of classes drawn as negatives in a step.
 
-    `partialfc` takes all positives of the step if they are more; their number is estimated for
-    uniform labels.
+    The policy `partialfc` draws at least all positives of the step; their number is estimated for
+    uniformly distributed labels.
     """
     batch = config.schedule.batch_size
     quota = max(1.0, float(int(config.loss.resolve_ratio(num_classes) * num_classes)))
@@ -81,15 +78,14 @@ def estimate_drawn(config: RunConfig, num_classes: int) -> float:
 
 
 def micro_batch(config: RunConfig) -> int:
-    """Returns the images of all processes that go through model and head together.
-
-    A step takes compute.accumulation such micro-batches.
+    """Returns the images in a micro-batch, over all processes; a step has compute.accumulation of
+    them.
     """
     return -(-config.schedule.batch_size // config.compute.accumulation)
 
 
 def estimate_distinct(num_draws: float, num_classes: int) -> float:
-    """Returns how many of `num_classes` are hit by uniform draws, on average."""
+    """Returns the expected number of distinct classes in `num_draws` uniform draws."""
     return -num_classes * math.expm1(num_draws * math.log1p(-1.0 / num_classes))
 
 
@@ -104,7 +100,7 @@ def _projection_flops(vit: ViTConfig) -> float:
 def _block_flops(vit: ViTConfig, output: Output) -> list[float]:
     """Returns the FLOPs of each block.
 
-    A query token takes its query, output, MLP and scores; every token takes a key and a value.
+    Each query token needs query, attention scores, output and MLP; every token needs key and value.
     """
     tokens, width = vit.num_tokens, vit.width
 

@@ -1,4 +1,4 @@
-"""`mlcd.train` and `mlcd.evaluate`: the commands of these names from Python."""
+"""`mlcd.train` and `mlcd.evaluate`: the commands of the same names as Python functions."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +12,11 @@ from mlcd.progress import Reporter
 def train(
     recipe: Location, settings: Mapping[str, Any] | None = None, *, progress: bool = False
 ) -> Artifact:
-    """Trains a tower, and returns the run; an interrupted run goes on when it is called again.
+    """Trains a tower and returns the run. Call it again to resume an interrupted run.
 
-    recipe: a YAML file or the name of a built-in recipe. settings: its keys by their dotted names,
-    {"data.images": "photos/", "data.labels": "labels", "out": "run"}. Raises ConfigInvalid for a
-    setting that is wrong, Diverged where the loss is not finite.
+    recipe: a YAML file or the name of a built-in recipe. settings: recipe keys by dotted name, such
+    as {"data.images": "photos/", "data.labels": "labels", "out": "run"}. Raises ConfigInvalid for
+    an invalid setting, Diverged if the loss or a gradient is not finite.
     """
     from mlcd.training.evaluation.while_training import open_evaluation
     from mlcd.training.pairs.pairs_config import PairsConfig, load_any_config
@@ -40,12 +40,12 @@ def evaluate(
     out: Location | None = None,
     progress: bool = False,
 ) -> dict[str, float]:
-    """Returns the numbers that `mlcd evaluate KIND` prints, by name.
+    """Returns the metrics that `mlcd evaluate KIND` prints, by name.
 
-    representation: a run, a checkpoint, a model or an embeddings artifact. images: those to encode,
-    for a run without it those that it was trained on. hold_out: the share of each class that is
-    tested on, 0.2 without it. out: also writes the evaluation artifact there. Raises ConfigInvalid
-    where no image has a known class, InvalidInput where a run has seen the tested images.
+    representation: a run, a checkpoint, a model or an embeddings artifact. images: images to
+    encode; None uses a run's training data. hold_out: share of each class to test on; None uses
+    0.2. out: path to write the evaluation artifact to. Raises ConfigInvalid if no image has a known
+    class, InvalidInput if a run was trained on the test images.
     """
     from mlcd.training.evaluation.report import (
         ClustersProtocol,

@@ -1,4 +1,4 @@
-"""The training loop, in order of time: batch, step, log, evaluate, checkpoint."""
+"""The training loop: for each step load a batch, update, log, evaluate and save a checkpoint."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
@@ -20,11 +20,11 @@ from mlcd.training.telemetry.step_meters import NotFinite, StepMeters
 from mlcd.training.telemetry.throughput import Throughput
 from mlcd.world import Elsewhere
 
-_MOST_MISSING: Final = 256  # images in a row that cannot be read, a whole step at a time
+_MAX_UNREADABLE: Final = 256  # images of consecutive steps of which no image could be read
 
 
 class TrainingProgress(Protocol):
-    """The part of `mlcd.training.head.state.TrainState` that the loop counts."""
+    """The counters of `mlcd.training.head.state.TrainState` that the loop advances."""
 
     step: int
     skipped_steps: int
@@ -32,13 +32,13 @@ class TrainingProgress(Protocol):
 
 
 class LoopWork(Protocol):
-    """One kind of training: what the loop repeats."""
+    """The work of one kind of training (labels or pairs) that the loop repeats."""
 
     @property
     def state(self) -> TrainingProgress: ...
 
     def load(self) -> AbstractContextManager[Iterable[StepBatches[Any]]]:
-        """Opens the batches of the steps from the state's on."""
+        """Opens the batches of all remaining steps, starting at `state.step`."""
         ...
 
     def step(
@@ -47,18 +47,18 @@ class LoopWork(Protocol):
         shares: Sequence[float],
         row_counts: Sequence[Sequence[int]],
     ) -> StepMeters:
-        """Updates the state once, without counting the step; the arguments are those of
+        """Updates the state once, without advancing `state.step`; for the arguments see
         `mlcd.training.step.train_step`.
         """
         ...
 
     def evaluate(self) -> dict[str, float] | None:
-        """Returns what is measured after the state's last step; None if nothing is due."""
+        """Returns the metrics at the current step; None if no evaluation is due."""
         ...
 
 
 class StepLog(Protocol):
-    """A log that takes the numbers of a step."""
+    """A log with one record per step."""
 
     def append(self, record: dict[str, Any]) -> None: ...
 
@@ -67,8 +67,8 @@ class StepLog(Protocol):
 class Journal:
     """The logs of a run.
 
-    records: metrics.jsonl and the like, on process 0 only. keys: the log of keys, if it was asked
-    for.
+    records: logs of metrics (metrics.jsonl, TensorBoard), on process 0 only. keys: the log of
+    sample keys; None without telemetry.keys.
     """
 
     records: tuple[StepLog, ...]
@@ -90,26 +90,27 @@ def train(
     processes: Processes,
     journal: Journal,
 ) -> None:
-    """Trains from the state's step to the last one of the schedule.
+    """Trains from `state.step` to the last step of the schedule.
 
     Raises Diverged, Interrupted and Preempted on all processes at the same step.
     """
     state = work.state
-    doing = [f"step {state.step}"]
-    # Signals are outermost: torchrun stops the others when one fails, and they have to report it.
+    current = [f"step {state.step}"]
+    # Signals are outermost: when one process fails, torchrun sends SIGTERM to the others, which
+    # must still report the failure.
     with (
         receive_signals() as signals,
         closing(store),
-        processes.watch(doing),
+        processes.watch(current),
         work.load() as loader,
     ):
-        num_missing = 0
+        num_unreadable = 0
         for batch, agreement in _agree(loader, processes, store, signals, config):
-            doing[0] = f"step {batch.step}"
-            num_missing += config.schedule.batch_size
+            current[0] = f"step {batch.step}"
+            num_unreadable += config.schedule.batch_size
             if agreement.num_samples:
-                num_missing = 0
-            _refuse_missing(num_missing, batch.step, processes)
+                num_unreadable = 0
+            _check_readable(num_unreadable, batch.step, processes)
             meters = _step(
                 work, batch, agreement, config, run=run, store=store, processes=processes
             )
@@ -118,23 +119,23 @@ def train(
             journal.throughput.add(sum(len(part.keys) for part in batch.parts), batch.wait_s)
             if meters is not None and (state.step % config.log_every == 0 or finished):
                 _log(journal, state, meters, processes.world.size)
-            if (measured := work.evaluate()) is not None:
-                journal.record({"step": state.step, **measured})
+            if (evaluated := work.evaluate()) is not None:
+                journal.record({"step": state.step, **evaluated})
             journal.meter.advance(1)
             if finished or store.is_due(state.step) or agreement.stop:
                 store.save(state)
             if agreement.stop and not finished:
                 store.join()
                 raise Preempted(state.step) if agreement.preempted else Interrupted
-        doing[0] = "the last checkpoint"
+        current[0] = "the last checkpoint"
         store.join()
 
 
 @dataclass(frozen=True)
 class _Agreement:
-    """The facts about a step that all processes agree on.
+    """The facts about a step that all processes know.
 
-    row_counts: for each micro-batch the samples of each process.
+    row_counts: number of samples by micro-batch and process.
     """
 
     row_counts: tuple[tuple[int, ...], ...]
@@ -161,9 +162,9 @@ def _agree(
     signals: Signals,
     config: TrainingConfig,
 ) -> Iterator[tuple[StepBatches[Any], _Agreement]]:
-    """Yields each step's batch with what one sum over all processes says about it.
+    """Yields each step's batch and the facts that all processes exchange in one sum.
 
-    The sum is on the host, so that no GPU waits.
+    The sum runs on the host, so that no GPU waits. If loading fails on one process, all raise.
     """
     steps = iter(loader)
     while True:
@@ -179,8 +180,8 @@ def _agree(
         world, num_parts = processes.world, config.compute.accumulation
         counts = torch.zeros((num_parts, world.size), dtype=torch.int64)
         counts[:, world.rank] = torch.tensor([len(part.keys) for part in parts] or [0] * num_parts)
-        facts = [signals.interrupted, signals.preempted, store.failed, failure is not None]
-        own = torch.cat([counts.flatten(), torch.tensor(facts, dtype=torch.int64)])
+        flags = [signals.interrupted, signals.preempted, store.failed, failure is not None]
+        own = torch.cat([counts.flatten(), torch.tensor(flags, dtype=torch.int64)])
         total = world.sum(own)
         interrupted, preempted, save_failed, load_failed = total[counts.numel() :].tolist()
         if load_failed:
@@ -205,7 +206,7 @@ def _step(
     store: CheckpointStore,
     processes: Processes,
 ) -> StepMeters | None:
-    """Takes one step. Returns None if it was skipped because it was not finite.
+    """Takes one step. Returns None if the step was skipped because it was not finite.
 
     Raises Diverged after too many skips.
     """
@@ -214,12 +215,14 @@ def _step(
         meters: StepMeters | None = work.step(batch, agreement.shares, agreement.row_counts)
     except NotFinite as error:
         meters = None
-        _keep(state, batch, error.meters, run=run, store=store, processes=processes)
+        _save_bad_batch(state, batch, error.meters, run=run, store=store, processes=processes)
         state.skipped_steps += 1
         if state.skipped_steps > config.optim.max_skips:
-            # All processes know it, and one reports it.
+            # All processes raise; process 0 reports the error.
             raise (
-                _describe_divergence(run, batch.step, error.meters, replays=config.replays)
+                _describe_divergence(
+                    run, batch.step, error.meters, supports_replay=config.supports_replay
+                )
                 if processes.world.rank == 0
                 else Elsewhere()
             ) from error
@@ -228,21 +231,21 @@ def _step(
     return meters
 
 
-def _refuse_missing(num_images: int, step: int, processes: Processes) -> None:
-    """Raises Unavailable where so many images in a row, those of `step` the last, cannot be read:
-    the rest of the schedule would pass without training.
+def _check_readable(num_images: int, step: int, processes: Processes) -> None:
+    """Raises Unavailable if too many images in a row, up to `step`, could not be read: the rest of
+    the schedule would pass without training.
     """
-    if num_images < _MOST_MISSING:
+    if num_images < _MAX_UNREADABLE:
         return
-    if processes.world.rank:  # all processes know it, and one reports it
+    if processes.world.rank:  # process 0 reports the error
         raise Elsewhere
     raise Unavailable(
         f"the last {num_images} images, up to step {step}, cannot be read",
-        remedy="are they still where they were? The same command goes on from the last checkpoint",
+        remedy="make the images readable again, then run the same command to resume",
     )
 
 
-def _keep(
+def _save_bad_batch(
     state: TrainingProgress,
     batch: StepBatches[Any],
     meters: StepMeters,
@@ -251,9 +254,7 @@ def _keep(
     store: CheckpointStore,
     processes: Processes,
 ) -> None:
-    """Saves the batch, each process its part, and the state before it, beside the run's
-    checkpoints.
-    """
+    """Saves each process's part of the batch, and the state before the step, in bad_batches/."""
     with processes.failing_together():
         if processes.world.rank == 0:
             clear_bad_batch(run, batch.step)
@@ -263,13 +264,15 @@ def _keep(
     store.join()
 
 
-def _describe_divergence(run: Path, step: int, meters: StepMeters, *, replays: bool) -> Diverged:
+def _describe_divergence(
+    run: Path, step: int, meters: StepMeters, *, supports_replay: bool
+) -> Diverged:
     loss, *norms = (norm.item() for norm in meters.norms.values())
     return Diverged(
         f"step {step}: loss {loss}, gradient norms {' and '.join(map(str, norms))}; the batch is in"
         f" {bad_batch_path(run, step, 0)}",
-        remedy=f"{'study it with --replay, ' if replays else ''}lower optim.lr or loss.scale, or "
-        "allow optim.max_skips",
+        remedy=f"{'study it with --replay, ' if supports_replay else ''}lower optim.lr or "
+        "loss.scale, or raise optim.max_skips",
     )
 
 

@@ -1,8 +1,8 @@
 """The cost of a training run, estimated before it starts: memory, arithmetic, time, disk.
 
-Nothing is trained or written, and no GPU is needed. Memory is that of tensors; allocators keep some
-10 % more, and libraries their own workspaces. Time excludes evaluation, checkpoints and waiting for
-data.
+Nothing is trained or written, and no GPU is needed. Memory counts tensors only; allocators take
+about 10 % more, and libraries add their own workspaces. Time excludes evaluation, checkpoints and
+waiting for data.
 """
 
 from collections.abc import Sequence
@@ -28,19 +28,20 @@ from mlcd.training.run.classification import OpenEvaluation, open_no_evaluation
 from mlcd.training.run.run_training import check_labels, check_run
 from mlcd.training.telemetry.throughput import measure_peak_tflops
 
-# The share of the matrix limit that a run is assumed to reach. NeMo reaches 0.45 and 0.29 for ViT
-# g/14 (A100, H100).
+# The assumed share of the peak matrix throughput (MFU). NeMo reaches 0.45 (A100) and 0.29 (H100)
+# for ViT g/14.
 UTILIZATION: Final = 0.4
 
 _UNKNOWN: Final = "UNKNOWN"
-_NO_PLACES: Final = {"out": _UNKNOWN, "data": {"images": _UNKNOWN, "labels": _UNKNOWN}}
+_PLACEHOLDER_PATHS: Final = {"out": _UNKNOWN, "data": {"images": _UNKNOWN, "labels": _UNKNOWN}}
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """The matrix limit of a device, and the share of it that a run reaches.
+    """The peak matrix throughput of a device, and the share of it that a run reaches.
 
-    peak_tflops: of one process's device at the run's precision. source: the origin of that figure.
+    peak_tflops: for one process's device at the run's precision. source: where that number comes
+    from.
     """
 
     peak_tflops: float
@@ -52,9 +53,9 @@ class DeviceProfile:
 class TrainingPlan:
     """The estimated cost of a run.
 
-    flops_per_image: forward and backward. head_share: the class centers' share of them.
-    checkpoints: the number kept at the end. snapshot_bytes: on the first process's host while a
-    checkpoint is written.
+    flops_per_image: forward and backward. head_share: share of these FLOPs for the class centers.
+    checkpoints: number of checkpoints kept at the end. snapshot_bytes: memory on process 0's host
+    while a checkpoint is written.
     """
 
     num_classes: int
@@ -97,7 +98,7 @@ class TrainingPlan:
 
     @property
     def disk_bytes(self) -> int:
-        """Returns the bytes of all kept checkpoints; one more exists while it is written."""
+        """Returns the bytes of all kept checkpoints; writing one temporarily takes one more."""
         return self.checkpoints * self.checkpoint_bytes
 
     def facts(self) -> dict[str, Any]:
@@ -120,7 +121,7 @@ class TrainingPlan:
                     f"{self.embedding_dim}"
                 ),
             ),
-            ("memory", f"{_size(memory.total)} {where}, at the worst moment"),
+            ("memory", f"{_size(memory.total)} {where}, at the peak"),
             ("", f"{_size(memory.backbone):>9}  weights, gradients and moments"),
             ("", f"{_size(memory.backbone_copies):>9}  copies of weights and gradients"),
             ("", f"{_size(memory.centers):>9}  class centers and moments"),
@@ -168,13 +169,12 @@ class TrainingPlan:
 def plan_training(
     config: RunConfig, num_classes: int, num_samples: int, world_size: int, device: DeviceProfile
 ) -> TrainingPlan:
-    """Plans `config` for this many classes, samples (of all data sets, none held out) and
-    processes.
+    """Estimates the cost of `config`.
 
-    Raises ConfigInvalid if the batch has fewer images than there are processes, or no class is left
-    as a negative.
+    num_samples: training samples of all data sets, without held-out ones. Raises ConfigInvalid if a
+    micro-batch has fewer images than there are processes, or no class is left as a negative.
     """
-    labels, at_once = config.loss.num_labels, micro_batch(config)
+    labels, micro_batch_size = config.loss.num_labels, micro_batch(config)
     if labels >= num_classes:
         raise ConfigInvalid(
             f"{labels} labels per image leave no negative among {num_classes} centers",
@@ -182,9 +182,9 @@ def plan_training(
         )
     if config.schedule.batch_size // config.compute.accumulation < world_size:
         raise ConfigInvalid(
-            f"schedule.batch_size={config.schedule.batch_size} in {config.compute.accumulation} "
-            "parts leaves some of "
-            f"{world_size} processes without an image",
+            f"a micro-batch needs at least one image for each of {world_size} processes, got "
+            f"schedule.batch_size={config.schedule.batch_size} with compute.accumulation="
+            f"{config.compute.accumulation}",
             remedy="raise schedule.batch_size, or lower compute.accumulation",
         )
     parameters = num_parameters(config)
@@ -197,7 +197,7 @@ def plan_training(
         embedding_dim=config.model.output_dim,
         steps=config.schedule.steps,
         batch_size=config.schedule.batch_size,
-        images_at_once=-(-at_once // world_size),
+        images_at_once=-(-micro_batch_size // world_size),
         memory=step_memory(config, num_classes, world_size),
         flops_per_image=flops_per_image,
         head_share=head_flops(config, num_classes) / flops_per_image,
@@ -219,13 +219,13 @@ def plan_recipe(
     utilization: float = UTILIZATION,
     open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> TrainingPlan:
-    """Plans a recipe, as `plan_training` does.
+    """Estimates the cost of a recipe.
 
-    An argument that is None is read from the data or measured here. If classes and samples are
-    given, neither data nor out need to be named or to exist. Raises what the run itself would
-    raise before its first step.
+    Arguments that are None are read from the data or measured on this machine. If both num_classes
+    and num_samples are given, the data and `out` need not be set or exist. Raises the errors that
+    the run itself would raise before its first step.
     """
-    config = load_config(recipe, overrides, fallback=_NO_PLACES)
+    config = load_config(recipe, overrides, fallback=_PLACEHOLDER_PATHS)
     classes, samples = plan_inputs(config, num_classes, num_samples, open_evaluation)
     device = _device_profile(config, peak_tflops or config.telemetry.peak_tflops, utilization)
     return plan_training(config, classes, samples, world_size, device)
@@ -249,14 +249,14 @@ def plan_inputs(
     num_samples: int | None,
     open_evaluation: OpenEvaluation,
 ) -> tuple[int, int]:
-    """Returns (classes, samples): the given ones, else those of the data.
+    """Returns the numbers of classes and samples; None reads a number from the data.
 
-    The data of a run that differs from the planned one are not opened: where a number is given, or
-    the images are not named, only the labels are. Raises what the run would raise.
+    Images are opened only if both are None and data.images is set; otherwise the labels suffice.
+    Raises the errors that the run would raise.
     """
     sources = config.data.sources
-    are_named = all(_UNKNOWN not in (source.images, source.labels) for source in sources)
-    if num_classes is None and num_samples is None and are_named:
+    are_paths_set = all(_UNKNOWN not in (source.images, source.labels) for source in sources)
+    if num_classes is None and num_samples is None and are_paths_set:
         dataset = open_dataset(config)
         check_run(config, dataset, open_evaluation)
         return dataset.num_centers, len(dataset)
@@ -276,7 +276,7 @@ def plan_inputs(
 
 
 def list_checkpoints(config: RunConfig) -> list[int]:
-    """Returns the steps whose checkpoints a finished run holds."""
+    """Returns the steps whose checkpoints a finished run keeps."""
     steps, keep = config.schedule.steps, config.checkpoint
     regular = range(keep.every_steps, steps + 1, keep.every_steps)
     archived = [step for step in regular if keep.keep_every and step % keep.keep_every == 0]

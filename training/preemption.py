@@ -1,4 +1,4 @@
-"""Signals end the run at once outside of the loop; the loop asks for them between steps."""
+"""Stop signals: outside of the training loop they end the run at once, in it after a step."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -6,16 +6,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NoReturn
 
-# The signals that job schedulers send before they take a machine away.
+# The signals that job schedulers send before they preempt a job.
 _PREEMPTING: Final = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C arrived; a checkpoint of the reached step is on disk."""
+    """Ctrl-C arrived; a checkpoint of the last step is on disk."""
 
 
 class Preempted(Interrupted):
-    """SIGTERM or SIGUSR1 arrived; a checkpoint of the reached step is on disk.
+    """SIGTERM or SIGUSR1 arrived; a checkpoint of the last step is on disk.
 
     step: None outside of the loop.
     """
@@ -41,9 +41,9 @@ class Signals:
 
 @contextmanager
 def preemptible() -> Iterator[None]:
-    """Makes SIGTERM and SIGUSR1 raise Preempted, just as Ctrl-C raises.
+    """Makes SIGTERM and SIGUSR1 raise Preempted, as Ctrl-C raises KeyboardInterrupt.
 
-    Outside of the loop everything that is done is on disk.
+    This is safe outside of the loop, where all finished work is on disk.
     """
 
     def stop(_: int, __: object) -> NoReturn:
@@ -53,25 +53,25 @@ def preemptible() -> Iterator[None]:
         yield
 
 
-# Those of a process that another one asks to end; it gets no signals itself.
-_GIVEN: Final[ContextVar[Signals | None]] = ContextVar("given", default=None)
+# The signals forwarded by another process, for a process that receives none itself.
+_FORWARDED: Final[ContextVar[Signals | None]] = ContextVar("forwarded_signals", default=None)
 
 
 @contextmanager
 def use_signals(signals: Signals) -> Iterator[None]:
-    """Makes the loop heed these signals, which some other process sends, in place of its own."""
-    token = _GIVEN.set(signals)
+    """Makes the loop act on signals that another process forwards, instead of its own."""
+    token = _FORWARDED.set(signals)
     try:
         yield
     finally:
-        _GIVEN.reset(token)
+        _FORWARDED.reset(token)
 
 
 @contextmanager
 def receive_signals() -> Iterator[Signals]:
     """Collects SIGINT, SIGTERM and SIGUSR1 instead of ending the process."""
-    if (shared := _GIVEN.get()) is not None:
-        yield shared
+    if (forwarded := _FORWARDED.get()) is not None:
+        yield forwarded
         return
     signals = Signals()
     with _handle((signal.SIGINT, *_PREEMPTING), signals.receive):
@@ -86,5 +86,5 @@ def _handle(
     try:
         yield
     finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
+        for number, previous_handler in previous.items():
+            signal.signal(number, previous_handler)

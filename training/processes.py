@@ -1,4 +1,4 @@
-"""The processes of a training: they meet, fail together, and report which of them is missing."""
+"""The processes of a training: barriers, errors on all processes, reports of lost processes."""
 
 import re
 import time
@@ -15,10 +15,10 @@ from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.world import Elsewhere, World, is_of_lost_process, open_world, torchrun_variable
 
-_TIMEOUT: Final = timedelta(minutes=5)  # the longest wait of one process for another
+_TIMEOUT: Final = timedelta(minutes=5)  # for collectives and barriers
 _NO_TIMEOUT: Final = timedelta(days=30)
 _DONE: Final = "done"
-_ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this time of each other
+_ROLL_CALL_S: Final = 5.0  # all survivors notice a lost process within this time
 _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 
 
@@ -26,9 +26,9 @@ _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 class Processes:
     """The world of this process and its device.
 
-    local_size: processes on this machine, of which this is number local_rank. cores: the CPU cores
-    of this one. If there are several processes, they have gloo groups of the hosts: control for
-    barriers, saving for the thread that writes checkpoints while training goes on.
+    cores: CPU cores for this process. local_size: number of processes on this machine. local_rank:
+    this process's index among them. With several processes, there are two gloo (CPU) groups:
+    control for barriers, and saving for the checkpoint thread, which runs while training continues.
     """
 
     world: World
@@ -40,7 +40,7 @@ class Processes:
     saving: Any = None
 
     def meet(self, point: str) -> None:
-        """Waits for all. Raises Unavailable, which names the missing processes and `point`."""
+        """Waits for all processes. Raises Unavailable, naming the missing processes and `point`."""
         if self.world.size == 1:
             return
         try:
@@ -49,34 +49,35 @@ class Processes:
             if self.world.rank or (absent := _ABSENT.search(str(error))) is None:
                 raise Elsewhere from error
             raise Unavailable(
-                f"process {absent[1].strip()} did not come to {point}",
+                f"process {absent[1].strip()} did not reach {point}",
                 remedy="look at its output, then start again",
             ) from error
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Makes all processes leave by an exception if one of them does.
+        """Raises on all processes if the block raises on any of them.
 
-        Those that fail raise their own error, the others Elsewhere.
+        The failed process of lowest rank raises its own error, the other processes Elsewhere.
         """
         failure: Exception | None = None
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - raised again below, once all know
+        except Exception as error:  # noqa: BLE001 - raised below, on all processes
             failure = error
         rank, size = self.world.rank, self.world.size
-        first = -int(self.world.max(torch.tensor(-size if failure is None else -rank)))
-        if first == rank and failure is not None:
+        # `size` if no process failed.
+        lowest_failed_rank = -int(self.world.max(torch.tensor(-size if failure is None else -rank)))
+        if lowest_failed_rank == rank and failure is not None:
             raise failure
-        if first < size:
+        if lowest_failed_rank < size:
             raise Elsewhere from failure
 
     @contextmanager
     def lead(self, work: str) -> Iterator[None]:
-        """Lets the first process of each machine leave the block before its others enter.
+        """Runs the block on local rank 0 first; the machine's other processes run it afterwards.
 
-        They wait as long as it takes, and raise Elsewhere if the first fails. work: a name that no
-        other work has.
+        They wait without a timeout, and raise Elsewhere if local rank 0 fails. work: unique key of
+        this block in torchrun's store.
         """
         if self.local_size == 1:
             yield
@@ -89,37 +90,39 @@ class Processes:
                 raise Elsewhere
             yield
             return
-        end = "failed"
+        outcome = "failed"
         try:
             yield
-            end = _DONE
+            outcome = _DONE
         finally:
-            store.set(key, end)
+            store.set(key, outcome)
 
     @contextmanager
-    def watch(self, work: list[str]) -> Iterator[None]:
-        """Turns a lost connection or a time-out into Unavailable, which names the missing
-        processes.
+    def watch(self, current: list[str]) -> Iterator[None]:
+        """Turns a lost connection or a timeout into Unavailable, which names the missing processes.
 
-        work: its only entry names the work in progress.
+        current: one-element list with the name of the work in progress, quoted in the error; the
+        caller replaces the element as the work advances.
         """
         try:
             yield
         except RuntimeError as error:
             if self.world.size == 1 or not is_of_lost_process(error):
                 raise
-            raise self._lost(work[0]) from error
+            raise self._describe_loss(current[0]) from error
 
-    def _lost(self, work: str) -> Exception:
-        """Returns the error, after survivors reported to torchrun's store; the others are gone."""
+    def _describe_loss(self, work: str) -> Exception:
+        """Returns Unavailable on the lowest surviving rank, Elsewhere on the other survivors.
+
+        Each survivor registers in torchrun's store; the ranks that did not are reported as lost.
+        """
         rank, size = self.world.rank, self.world.size
-        # The store ended with the process that kept it.
         try:
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - not public
             store.set(f"survivor/{rank}", work)
             time.sleep(_ROLL_CALL_S)
             present = [number for number in range(size) if store.check([f"survivor/{number}"])]
-        except RuntimeError:
+        except RuntimeError:  # the process that hosts the store is lost
             present = [rank]
         if present[0] != rank:
             return Elsewhere()
@@ -129,7 +132,7 @@ class Processes:
         )
         return Unavailable(
             f"{problem} (at {work})",
-            remedy="the last checkpoint is intact; the same command goes on from it",
+            remedy="the last checkpoint is intact; run the same command again to resume from it",
         )
 
 
@@ -139,11 +142,11 @@ def open_processes(
     num_threads: int = 0,
     cores: int | None = None,
 ) -> Iterator[Processes]:
-    """Opens the processes of this torchrun or of Ray, or this one alone.
+    """Joins the process group started by torchrun or Ray; without either, this process is alone.
 
-    num_threads: CPU threads of each process, 0 for one on each of its cores. cores: those of this
-    process, None for its share of the machine's. Raises ConfigInvalid if CUDA is asked for and
-    there is none.
+    num_threads: CPU threads of each process; 0 uses one per core. cores: CPU cores for this
+    process; None divides the machine's cores evenly among its processes. Raises ConfigInvalid for
+    device="cuda" without a CUDA GPU.
     """
     local_size, local_rank = (
         torchrun_variable("LOCAL_WORLD_SIZE", 1),

@@ -1,4 +1,4 @@
-"""Reads a recipe (YAML) with `a.b=c` overrides, and builds a configuration of its fields.
+"""Reads a recipe (YAML) with `a.b=c` overrides, and builds a configuration from its fields.
 
 Unknown keys are refused with a suggestion.
 """
@@ -18,7 +18,7 @@ from mlcd.training.start import SIZES, tower_fields
 
 _STEPS = "schedule.steps (epochs x images / schedule.batch_size)"
 
-# The names that other programs have for the keys, by the last word.
+# Our keys by the names that other programs have for them, without the section.
 _OTHER_NAMES = {
     "learning_rate": "optim.lr",
     "max_lr": "optim.lr",
@@ -63,7 +63,7 @@ _Config = TypeVar("_Config", bound=Section)
 def read_fields(
     recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the fields of a recipe as `load_config` builds a configuration of them."""
+    """Returns the fields of a configuration; for the arguments see `load_config`."""
     fields_of_recipe = _read_recipe(recipe)
     if recipe in list_recipes():
         fields_of_recipe = _drop_replaced_towers(fields_of_recipe, overrides)
@@ -76,14 +76,14 @@ def read_fields(
 
 
 def _drop_replaced_towers(fields: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields without the sizes of towers that the overrides start from weights.
+    """Returns the fields without the sizes of those towers for which the overrides set `start`.
 
-    A recipe that states a resolution alone, and no tower, keeps it.
+    A recipe that sets only a resolution, and no tower, keeps it.
     """
-    replacing = apply_overrides({}, overrides, {})
+    overriding = apply_overrides({}, overrides, {})
     remaining = dict(fields)
     for section, sizes in (("model", SIZES), ("text", _TEXT_SIZES)):
-        override, tower = replacing.get(section), fields.get(section)
+        override, tower = overriding.get(section), fields.get(section)
         if not isinstance(override, Mapping) or not isinstance(tower, Mapping):
             continue
         if override.get("start") not in (None, tower.get("start")) and "width" in tower:
@@ -94,7 +94,7 @@ def _drop_replaced_towers(fields: Mapping[str, Any], overrides: Sequence[str]) -
 def apply_overrides(
     fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the fields with `a.b=c` applied; fallback is that of `load_config`."""
+    """Returns the fields with overrides `a.b=c` applied, then `fallback` as in `load_config`."""
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator or not name:
@@ -126,7 +126,7 @@ def _parse_value(name: str, value: str) -> object:
 def build_config(kind: type[_Config], fields: dict[str, Any]) -> _Config:
     """Builds a configuration from its fields.
 
-    Raises ConfigInvalid, which names an unknown key, or else everything that is missing.
+    Raises ConfigInvalid naming an unknown key, else all missing keys, else the first wrong value.
     """
     required = (
         name for name, field in kind.model_fields.items() if field.is_required() and name != "out"
@@ -136,7 +136,7 @@ def build_config(kind: type[_Config], fields: dict[str, Any]) -> _Config:
         return kind.model_validate({**sections, **fields})
     except ValidationError as error:
         errors = error.errors()
-        # A misspelled key comes first, because it may be why another one is missing.
+        # A misspelled key is reported first, because it may be why another key is missing.
         for problem in errors:
             if problem["type"] == "extra_forbidden":
                 name = _join_key(problem["loc"])
@@ -149,15 +149,15 @@ def build_config(kind: type[_Config], fields: dict[str, Any]) -> _Config:
             if problem["type"] == "missing"
             for name in _list_missing(problem)
         ]:
-            are = "is" if len(missing) == 1 else "are"
+            verb = "is" if len(missing) == 1 else "are"
             remedy = f"add {' '.join(f'{name}=VALUE' for name in missing)}"
-            raise ConfigInvalid(f"{', '.join(missing)} {are} not set", remedy=remedy) from error
-        first = errors[0]
-        if not first["loc"]:  # The error is about how several sections fit together.
-            raise ConfigInvalid(first["msg"].removeprefix("Value error, ")) from error
+            raise ConfigInvalid(f"{', '.join(missing)} {verb} not set", remedy=remedy) from error
+        first_error = errors[0]
+        if not first_error["loc"]:  # a validator of several sections raised
+            raise ConfigInvalid(first_error["msg"].removeprefix("Value error, ")) from error
         raise ConfigInvalid(
-            f"{_join_key(first['loc'])}={first['input']!r}: "
-            f"{first['msg'].lower().removeprefix('value error, ')}"
+            f"{_join_key(first_error['loc'])}={first_error['input']!r}: "
+            f"{first_error['msg'].lower().removeprefix('value error, ')}"
         ) from error
 
 
@@ -166,9 +166,7 @@ def _join_key(path: Sequence[int | str]) -> str:
 
 
 def _list_missing(problem: Mapping[str, Any]) -> list[str]:
-    """Returns the keys that an error of type missing is about; a section may name several of its
-    own.
-    """
+    """Returns the keys that an error of type `missing` names, maybe several in its context."""
     names = problem.get("ctx", {}).get("names")
     return (
         [_join_key(problem["loc"])]
@@ -178,25 +176,25 @@ def _list_missing(problem: Mapping[str, Any]) -> list[str]:
 
 
 def _suggest_key(name: str, kind: type[Section]) -> str:
-    """Returns the remedy for an unknown key: the likeliest known one.
+    """Returns the remedy for an unknown key: the most likely known key.
 
-    That is a key of the same last word elsewhere, one for a name from other programs, or a similar
-    spelling.
+    Candidates are the key for a name from other programs, then a similar last word in any section,
+    then a similar full name.
     """
     keys = _list_keys(kind)
     section, _, word = name.rpartition(".")
     if (key_elsewhere := _OTHER_NAMES.get(word.lower())) is not None:
         return f"did you mean {key_elsewhere}?"
     by_word: dict[str, str] = {}
-    # The keys of its own section go first.
+    # Keys of the same section win.
     for key in sorted(keys, key=lambda key: not key.startswith(f"{section}.")):
         by_word.setdefault(key.rpartition(".")[2], key)
     if close := difflib.get_close_matches(word, by_word, n=1):
         return f"did you mean {by_word[close[0]]}?"
     if close := difflib.get_close_matches(name, keys, n=1, cutoff=0.8):
         return f"did you mean {close[0]}?"
-    own = [key for key in keys if section and key.startswith(f"{section}.")]
-    return f"known: {', '.join(own or keys)}"
+    section_keys = [key for key in keys if section and key.startswith(f"{section}.")]
+    return f"known: {', '.join(section_keys or keys)}"
 
 
 def list_recipes() -> list[str]:
@@ -221,7 +219,7 @@ def _read_recipe(recipe: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigInvalid(f"{recipe} is not YAML") from error
     if not isinstance(fields, dict):
-        raise ConfigInvalid(f"{recipe} must hold sections")
+        raise ConfigInvalid(f"{recipe} must contain sections")
     return fields
 
 

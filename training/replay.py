@@ -1,4 +1,4 @@
-"""Replays a saved batch through the state that met it, to find what was not finite first."""
+"""Replays a saved batch on the state before its step, to find what first was not finite."""
 
 import math
 from collections.abc import Iterator
@@ -28,8 +28,9 @@ from mlcd.training.tower import initial_model
 class Replay:
     """The result of a replay.
 
-    not_finite: names of weights that are not finite. first_output, first_gradient: the module and
-    the parameter where a number that is not finite appeared first; None if there was none.
+    not_finite: names of weights that are not finite. first_output: name of the first module with
+    an output that is not finite. first_gradient: name of the first parameter, in the order of the
+    backward pass, with such a gradient. Both are None if all are finite.
     """
 
     step: int
@@ -74,17 +75,22 @@ def replay(run: Path, batch: Path) -> Replay:
     state_path = bad_state_path(directory, step)
     num_classes = len(Centers.open(state_path / "centers").sizes)
     with open_processes(config.device, config.num_threads) as processes:
-        # Weights that are not finite are no model; they are read with the state.
+        # Weights that are not finite cannot be opened as a model; load_checkpoint reads them.
         preprocess = PreprocessSpec.read(state_path / "weights" / PREPROCESS)
         model = Servable(initial_model(config.model, config.seed).trunk, preprocess)
         state = initial_state(config, num_classes, processes, model)
         load_checkpoint(state, state_path)
         counts = [len(part.labels) for part in parts]
         shares = [count / max(1, sum(counts)) for count in counts]
-        with _first_not_finite(state) as outputs:
+        with _watch_outputs(state) as outputs:
             loss, _ = backward(state, parts, shares, config)
         first_gradient = next(
-            (name for name, parameter in _backwards(state) if not _is_finite(parameter.grad)), None
+            (
+                name
+                for name, parameter in _iter_backward_order(state)
+                if not _is_finite(parameter.grad)
+            ),
+            None,
         )
         norms = clip_global_norm(state.replicated, state.sharded, float("inf"), processes.world)
     return Replay(
@@ -94,7 +100,7 @@ def replay(run: Path, batch: Path) -> Replay:
         center_grad_norm=norms[1].item(),
         not_finite=[
             name
-            for name, parameter in reversed(list(_backwards(state)))
+            for name, parameter in reversed(list(_iter_backward_order(state)))
             if not _is_finite(parameter)
         ],
         first_output=outputs[0] if outputs else None,
@@ -103,10 +109,9 @@ def replay(run: Path, batch: Path) -> Replay:
 
 
 @contextmanager
-def _first_not_finite(state: TrainState) -> Iterator[list[str]]:
-    """Yields a list that collects the names of modules with an output that is not finite.
-
-    They are in the order in which they finished.
+def _watch_outputs(state: TrainState) -> Iterator[list[str]]:
+    """Yields a list that collects the names of modules with an output that is not finite, in the
+    order of the forward pass.
     """
     names: list[str] = []
 
@@ -137,8 +142,8 @@ def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList)
 
 
-def _backwards(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields the parameters in the order in which gradients reach them."""
+def _iter_backward_order(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yields the parameters in the order in which the backward pass reaches them."""
     yield "centers.weight", state.head.weight
     for name, parameter in reversed(list(state.model.trunk.named_parameters())):
         yield f"trunk.{name}", parameter

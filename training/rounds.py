@@ -1,14 +1,14 @@
-"""Training in rounds: the trained tower makes the features, clusters and labels of the next round.
+"""Training in rounds: each round's tower makes the features, clusters and labels of the next.
 
 round-1/run         trained on the labels that the recipe names
 round-1/model       the trained tower, exported
-round-2/features    the same images, or those that the selection keeps, embedded by it
-round-2/centers     their clusters, from which the next head starts
-round-2/labels      their labels
-round-2/run         the tower trained on, and so forth
+round-2/features    embeddings by that model of the images, or of the selected images
+round-2/centers     clusters of the features; the head starts from these centers
+round-2/labels      labels of the features
+round-2/run         the tower trained further; later rounds repeat round 2
 
-Each is an artifact with its parents, made by the pipeline of the command of its name. What is
-finished is found again, and what was interrupted goes on: the same call ends with the same bytes.
+Each is an artifact that records its parents, made by the pipeline of the `mlcd` command. Calling
+again skips what is finished and resumes what was interrupted, with a bit-identical result.
 """
 
 from collections.abc import Iterator
@@ -43,11 +43,11 @@ def run_rounds(
     *,
     open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Iterator[Artifact]:
-    """Trains `num_rounds` times, below `config.out`, and yields the run of each round.
+    """Trains `num_rounds` times in sub-directories of `config.out`, and yields each round's run.
 
-    num_clusters: of every round but the first; None for as many as the first one's labels have.
-    Raises ConfigInvalid if the data are several sets, or there is more than one process, or there
-    are more labels than clusters.
+    num_clusters: number of clusters from round 2 on; None takes the number of data.labels.
+    Raises ConfigInvalid for several data sets, several processes, or num_clusters not above the
+    number of labels per image; Conflict if `config.out` is a run.
     """
     out = Path(config.out)
     _check(config, out, num_clusters)
@@ -74,18 +74,19 @@ def run_rounds(
 def _check(config: RunConfig, out: Path, num_clusters: int | None) -> None:
     if config.data.mix:
         raise ConfigInvalid(
-            "rounds need one data set, and data.mix has several",
+            "rounds require one data set, got data.mix",
             remedy="set data.images and data.labels",
         )
     if num_clusters is not None and num_clusters <= config.loss.num_stored:
         raise ConfigInvalid(
-            f"{num_clusters} clusters are too few for {config.loss.num_stored} labels an image",
-            remedy="ask for more clusters, or lower loss.labels_per_image",
+            f"--clusters must be more than the {config.loss.num_stored} labels per image, got"
+            f" {num_clusters}",
+            remedy="raise --clusters, or lower loss.labels_per_image",
         )
     if torchrun_variable("WORLD_SIZE", 1) > 1:
         raise ConfigInvalid(
-            "rounds run in one process",
-            remedy="give the commands of the rounds one after the other, each under torchrun",
+            "rounds require one process, but torchrun started several",
+            remedy="run the command of each step of the rounds yourself, each under torchrun",
         )
     if (out / MANIFEST).is_file() or draft_path(out).is_dir():
         raise Conflict(f"{out} is a run", remedy="give another directory for the rounds")
@@ -100,7 +101,7 @@ def _change_round(
     labels: str | None = None,
     centers: str | None = None,
 ) -> RunConfig:
-    """Returns the configuration of a round; the first has the tower and labels of the recipe."""
+    """Returns the configuration of a round; None keeps the recipe's tower and labels."""
     fields = config.model_dump(mode="json") | {"out": out}
     if start is not None:
         fields["model"] |= {"start": start, "like": None, "head": None}
@@ -116,7 +117,7 @@ def _relabel(
     num_clusters: int,
     reporter: Reporter,
 ) -> None:
-    """Makes the labels of a round by the tower of the round before."""
+    """Makes the features, centers and labels of a round with the previous round's tower."""
     model = run.path.parent / "model"
     export_model(str(run.path), model, name="mlcd-vit", images=images, reporter=reporter)
     selection_path = config.data.selection

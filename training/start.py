@@ -1,4 +1,4 @@
-"""The weights that a run starts from: a run, a model artifact, or those of another project."""
+"""The weights that a run starts from: a run, a model artifact, or another project's weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,20 +11,21 @@ from mlcd.models.runs import holds_checkpoints
 from mlcd.models.servable import Servable
 from mlcd.models.zoo import LoadOptions, at_resolution
 
-# The field of a centers artifact's config that names the classes a head was trained on.
+# The field of a centers artifact's config with the digest of the classes of the head.
 CLASSES: Final = "classes"
 SIZES: Final = (
     "image_size", "patch_size", "width", "depth", "heads", "mlp_width", "embedding_dim",
     "activation", "positions", "norm_eps", "registers",
 )  # fmt: skip
-_NEEDED: Final = SIZES[:7]
+_REQUIRED_SIZES: Final = SIZES[:7]
 
 
 @dataclass(frozen=True)
 class Start:
-    """A model to go on from.
+    """A model to start from.
 
-    parent: its identity. centers: the classifier that it was trained with, if it is ours.
+    parent: its identity. centers: path of the class centers that it was trained with, if mlcd
+    trained it.
     """
 
     model: Servable
@@ -33,24 +34,25 @@ class Start:
 
 
 def open_start(spec: str, like: str | None, out: Path) -> Start:
-    """Loads the model at `spec`, with the parent as it is named from `out`.
+    """Loads the model at `spec`; its parent's path is relative to `out`.
 
-    Raises ConfigInvalid for what cannot be trained, and the errors of `mlcd.models.zoo.load`.
+    Raises ConfigInvalid for a model that cannot be trained, and the errors of
+    `mlcd.models.zoo.load`.
     """
     _refuse_untrainable(spec)
     if like is not None and _is_ours(spec):
         raise ConfigInvalid(
-            f"model.like is for bare files of weights, but {spec} states its own sizes",
+            f"model.like requires a bare file of weights, but {spec} contains its own sizes",
             remedy="leave out model.like",
         )
-    # It reaches onnx and an engine, which only a run that starts from weights has to load.
+    # Imported here, because it imports onnx and an inference engine, which other runs do not need.
     from mlcd.export.model_artifact import find_weights, load_weights
 
     weights = find_weights(spec, out, LoadOptions(like=like))
     model = load_weights(weights, spec)
     if model.trunk.config.pooling != "class_token":
         raise ConfigInvalid(
-            f"{spec} is a SigLIP tower, which pools by attention and is not trained here",
+            f"{spec} is a SigLIP tower, whose attention pooling mlcd cannot train",
             remedy="start from a tower with a class token: CLIP, MLCD, or a run of your own",
         )
     role = weights.parent.role if weights.parent.role == "weights" else "start"
@@ -58,20 +60,20 @@ def open_start(spec: str, like: str | None, out: Path) -> Start:
 
 
 def tower_fields(spec: str, like: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes of the tower at `spec`, at the resolution that `fields` asks for.
+    """Returns the sizes of the tower at `spec`, at the resolution of `fields`.
 
-    fields: of the recipe's tower. If they name every size, the weights are not opened yet. Raises
-    ConfigInvalid if it contradicts the weights.
+    fields: the recipe's model section. If it sets every size, the weights are not opened yet.
+    Raises ConfigInvalid if a size contradicts the weights.
     """
-    if fields.keys() >= set(_NEEDED):
+    if fields.keys() >= set(_REQUIRED_SIZES):
         return {name: fields[name] for name in SIZES if name in fields}
-    return sizes_from(open_start(spec, like, Path()).model, spec, fields)
+    return read_sizes(open_start(spec, like, Path()).model, spec, fields)
 
 
-def sizes_from(model: Servable, spec: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_sizes(model: Servable, spec: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the sizes of a model, at the resolution of `fields`.
 
-    Raises ConfigInvalid if another size in `fields` contradicts them.
+    Raises ConfigInvalid if another size in `fields` contradicts the model.
     """
     config = model.trunk.config
     sizes = config.to_dict()
@@ -84,22 +86,22 @@ def sizes_from(model: Servable, spec: str, fields: Mapping[str, Any]) -> dict[st
     size = fields.get("image_size", model.preprocess.crop)
     if not isinstance(size, int) or size < 1 or size % config.patch_size:
         raise ConfigInvalid(
-            f"model.image_size={size} is not a multiple of the patches of {spec}, which have"
-            f" {config.patch_size} pixels"
+            f"model.image_size must be a multiple of the patch size {config.patch_size} of {spec},"
+            f" got {size}"
         )
     return {**{name: sizes[name] for name in SIZES}, "image_size": size}
 
 
-def at_size(model: Servable, image_size: int) -> Servable:
-    """Returns the model for images of this size, whatever it was trained on."""
+def at_image_size(model: Servable, image_size: int) -> Servable:
+    """Returns the model for images of this size; resamples its positions if the size differs."""
     sizes = (model.preprocess.crop, model.trunk.config.image_size)
     return model if sizes == (image_size, image_size) else at_resolution(model, image_size)
 
 
-def agreeing_centers(start: Start, classes: str | None) -> Path | None:
-    """Returns the start's centers if they are of these classes, else None.
+def find_matching_centers(start: Start, classes: str | None) -> Path | None:
+    """Returns the path of the start's centers if they belong to these classes, else None.
 
-    classes: the digest of the clusters that the labels name, None if the labels do not tell.
+    classes: digest of the labels' classes; None if the labels do not record it.
     """
     if start.centers is None or classes is None:
         return None

@@ -1,4 +1,4 @@
-"""One training step, from micro-batches to loss, gradients, update and meters."""
+"""One training step: loss and gradients of the micro-batches, update and meters."""
 
 import math
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from mlcd.training.config import RunConfig
 from mlcd.training.data.colors import draw_colors
 from mlcd.training.data.drop_path import branch_scales
 from mlcd.training.data.recoloring import recolor
-from mlcd.training.head.row_gradients import add_up
+from mlcd.training.head.row_gradients import sum_duplicate_rows
 from mlcd.training.head.state import TrainState
 from mlcd.training.optim.clip import clip_global_norm
 from mlcd.training.optim.schedule import set_learning_rate
-from mlcd.training.telemetry.step_meters import NotFinite, numbers
+from mlcd.training.telemetry.step_meters import NotFinite, read_scalars
 
 
 class MicroBatch(Protocol):
@@ -40,7 +40,10 @@ class MicroBatch(Protocol):
 
 @dataclass(frozen=True)
 class Meters:
-    """The scalar tensors of one step, over all processes; read them only when they are logged."""
+    """The scalar tensors of one step, over all processes.
+
+    Reading one waits for the device, so read them only to log them.
+    """
 
     loss: Tensor
     head: dict[str, Tensor]
@@ -58,7 +61,7 @@ class Meters:
         }
 
     def to_dict(self) -> dict[str, float | None]:
-        return {**numbers({"loss": self.loss, **self.head, **self.norms}), "lr": self.lr}
+        return {**read_scalars({"loss": self.loss, **self.head, **self.norms}), "lr": self.lr}
 
 
 def train_step(
@@ -68,27 +71,26 @@ def train_step(
     config: RunConfig,
     row_counts: Sequence[Sequence[int]] | None = None,
 ) -> Meters:
-    """Updates `state` once, by micro-batches, without advancing `state.step`.
+    """Updates `state` once from several micro-batches, without advancing `state.step`.
 
-    batches: in the host's memory. shares: each micro-batch's share of the global step, the same on
-    all processes; a micro-batch without a share is left out. row_counts: for each micro-batch the
-    samples of each process; None asks the processes. Raises NotFinite before the update.
+    batches: micro-batches in the host's memory. shares: each micro-batch's share of the step's
+    samples, the same on all processes; a micro-batch with share 0 is skipped. row_counts: number of
+    samples by micro-batch and process; None exchanges them. Raises NotFinite, without updating.
     """
     lr = set_learning_rate(
         state.optimizers, config.optim, step=state.step, num_steps=config.schedule.steps
     )
-    # No sample of the step could be used.
+    # No sample of the step could be decoded.
     if not any(shares):
-        nothing = torch.tensor(math.nan)
-        return Meters(nothing, {}, nothing, nothing, lr)
+        nan = torch.tensor(math.nan)
+        return Meters(nan, {}, nan, nan, lr)
     loss, head = backward(state, batches, shares, config, row_counts)
     max_norm = config.optim.clip_norm or float("inf")
     world = state.head.world
     norms = clip_global_norm(state.replicated, state.sharded, max_norm, world)
     meters = Meters(loss, head, *norms, lr)
     finite = torch.isfinite(loss) & torch.isfinite(norms[0]) & torch.isfinite(norms[1])
-    # This is the only value that the host reads. It is a maximum, so that all processes decide
-    # alike.
+    # The only value that the host reads. The maximum makes all processes decide alike.
     if bool(world.max(torch.where(finite, 0.0, 1.0))):
         _drop_gradients(state)
         raise NotFinite(meters)
@@ -107,10 +109,10 @@ def backward(
     config: RunConfig,
     row_counts: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes gradients of the global mean loss in `state`'s parameters; returns loss and meters.
+    """Sets the parameters' gradients of the global mean loss; returns loss and meters.
 
-    The gradients are averaged over processes. One view of a micro-batch is classified after the
-    other, so only one takes memory at a time.
+    The gradients are averaged over processes. The views of a micro-batch run one after another, so
+    only one view's activations are in memory.
     """
     state.model.train()
     _drop_gradients(state)
@@ -119,14 +121,14 @@ def backward(
         check_labels(batch.labels, head.shard.num_classes)
     labels = [batch.labels.to(device, non_blocking=True) for batch in batches]
     step_labels = None
-    # With one micro-batch the head gathers the step's labels itself.
+    # With a single micro-batch the head gathers the step's labels itself.
     if len(labels) > 1:
-        of_step = (
+        step_row_counts = (
             None
             if row_counts is None
             else [sum(counts) for counts in zip(*row_counts, strict=True)]
         )
-        step_labels = head.world.gather_rows(torch.cat(labels), of_step)
+        step_labels = head.world.gather_rows(torch.cat(labels), step_row_counts)
     loss = torch.zeros((), dtype=head.weight.dtype, device=device)
     parts: list[tuple[float, dict[str, Tensor]]] = []
     num_views = config.augment.num_views
@@ -136,7 +138,9 @@ def backward(
         if share
         for view in range(num_views)
     ]
-    copies = state.copies.in_turn([_views(batches[index])[view] for index, view, _ in passes])
+    copies = state.copies.iter_on_device(
+        [_views(batches[index])[view] for index, view, _ in passes]
+    )
     for number, ((index, view, share), images) in enumerate(zip(passes, copies, strict=True), 1):
         batch = batches[index]
         with nullcontext() if number == len(passes) else state.backbone.accumulating():
@@ -151,9 +155,9 @@ def backward(
                 row_counts=None if row_counts is None else row_counts[index],
             )
             (share * output.loss).backward()
-        # A pass names each row once; a second pass names rows again.
+        # Each pass adds sparse gradient rows; from the second pass on, rows repeat.
         if number > 1:
-            add_up(head.weight)
+            sum_duplicate_rows(head.weight)
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
     return loss, _average_meters(parts)
@@ -173,7 +177,7 @@ def _views(batch: MicroBatch) -> tuple[Tensor, ...]:
 
 
 def _recolor(images: Tensor, batch: MicroBatch, view: int, config: RunConfig) -> Tensor:
-    """Returns a view of the samples with its changes of color, as floating-point numbers."""
+    """Returns a view of the samples with its color augmentation, in floating point."""
     colors = draw_colors(batch.positions, config.augment, config.seed, view)
     return images.float() if colors is None else recolor(images.float(), colors)
 
@@ -184,7 +188,7 @@ def _drop_gradients(state: TrainState) -> None:
 
 
 def _average_meters(parts: Sequence[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
-    """Averages meters by share; a meter that is NaN (a mean over nothing) does not count."""
+    """Averages meters weighted by share; NaN values (means over empty sets) are left out."""
     if len(parts) == 1:
         return dict(parts[0][1])
     averages = {}

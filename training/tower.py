@@ -1,4 +1,4 @@
-"""The tower of a run: drawn anew or started from weights, and the part of it that is trained."""
+"""The tower of a run: its initial weights, and which of its parameters are trained."""
 
 from typing import Final
 
@@ -8,16 +8,16 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import VisionTower, ViT
 from mlcd.randomness import Stream, hash_counters
-from mlcd.training.start import Start, at_size
+from mlcd.training.start import Start, at_image_size
 from mlcd.training.tower_config import TowerConfig
 
 _AFTER_BLOCKS: Final = ("norm_post.", "proj.")
 
 
 def initial_model(config: TowerConfig, seed: int, start: Start | None = None) -> Servable:
-    """Returns the tower of step 0, on the CPU: that of the start, or a random one of the seed."""
+    """Returns the tower at step 0, on the CPU: the start's, or random weights from the seed."""
     if start is not None:
-        return at_size(start.model, config.image_size)
+        return at_image_size(start.model, config.image_size)
     trunk = ViT(config.vit())
     trunk.initialize(torch.Generator().manual_seed(int(hash_counters(seed, Stream.TOWER)[0])))
     size = config.image_size
@@ -25,13 +25,13 @@ def initial_model(config: TowerConfig, seed: int, start: Start | None = None) ->
 
 
 def freeze(trunk: VisionTower, config: TowerConfig) -> None:
-    """Excludes the parameters that `config.freeze` names from training."""
+    """Turns off gradients for the parameters that `config.freeze` excludes from training."""
     for name, parameter in trunk.named_parameters():
         parameter.requires_grad_(is_trained(name, config))
 
 
 def is_trained(name: str, config: TowerConfig) -> bool:
-    """Tells whether a parameter of the tower is trained."""
+    """Returns True if a parameter of the tower is trained."""
     if isinstance(config.freeze, str):
         return False
     return config.freeze == 0 or layer_of(name, config.depth) > config.freeze

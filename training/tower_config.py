@@ -12,7 +12,7 @@ from mlcd.training.section import Section
 class TowerConfig(Section):
     """The vision transformer.
 
-    With model.start all sizes come from there, and only image_size may be another one.
+    With model.start all sizes come from the start, and only image_size may differ.
     """
 
     start: str | None = None
@@ -20,18 +20,18 @@ class TowerConfig(Section):
     open_clip, a file of weights, or hub:ORGANIZATION/MODEL. None: random weights.
     """
     like: str | None = None
-    """The published tower whose sizes, activation and preprocessing a bare file of weights has."""
+    """The published tower that a bare file of weights has the architecture and preprocessing of."""
     head: Literal["kept", "new"] | None = None
-    """kept: the centers of model.start. new: random ones. None: kept if the labels name the classes
-    that the start was trained on.
+    """kept: the centers of model.start. new: random centers. None: kept if the labels have the
+    classes that the start was trained on, else new.
     """
     freeze: Annotated[int, Field(ge=0)] | Literal["tower", "image"] = 0
     """The number of first blocks that are not trained. tower: only the classifier is trained.
     image: only the text tower is trained, on pairs.
     """
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of samples that the last block's attention and MLP each leave out while training;
-    it rises linearly from 0 at the first block.
+    """Stochastic depth: the share of samples for which the last block skips attention, and MLP, in
+    training; it rises linearly from 0 at the first block.
     """
     image_size: Annotated[int, Field(ge=1)]
     """The side of the image in pixels; a multiple of patch_size."""
@@ -42,7 +42,7 @@ class TowerConfig(Section):
     depth: Annotated[int, Field(ge=1)]
     """The number of blocks."""
     heads: Annotated[int, Field(ge=1)]
-    """Attention heads in each block; they divide width."""
+    """The number of attention heads in each block; a divisor of width."""
     mlp_width: Annotated[int, Field(ge=1)]
     """The hidden dimension of each block's MLP."""
     embedding_dim: Annotated[int, Field(ge=1)] | None
@@ -71,7 +71,7 @@ class TowerConfig(Section):
                 raise ValueError(f"model.drop_path must be 0 with model.freeze={self.freeze}")
         elif self.freeze > self.depth:
             raise ValueError(
-                f"model.freeze={self.freeze} is more than the {self.depth} blocks of the tower"
+                f"model.freeze must be at most the tower's {self.depth} blocks, got {self.freeze}"
             )
         return self
 

@@ -187,7 +187,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     (tmp_path / "broken").mkdir()
     for content in (b"a: [1", b"", b"\xff\xfe"):
         (tmp_path / "broken" / "config.yaml").write_bytes(content)
-        refuse("train", "--resume", tmp_path / "broken", contains="config.yaml is damaged")
+        refuse("train", "--resume", tmp_path / "broken", contains="config.yaml cannot be read")
     places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={digits / 'run'}"]
     refuse("train", "demo-digits", *places, contains="lies inside the images")
     refuse("export", features, out, contains="must hold weights")

@@ -91,7 +91,7 @@ def test_two_processes_tell_the_same_once(kind, journey, tmp_path):
 def test_what_cannot_be_evaluated_gets_one_line(journey):
     features = journey / "features"
     pooled = ("linear-probe", features, "--features", "pooled")
-    refused(*pooled, contains="holds embeddings, not pooled features")
+    refused(*pooled, contains="--features pooled requires a checkpoint or a run")
     refused("linear-probe", features, "--hold-out", 0, contains="none falls into the test part")
     refused("linear-probe", features, "--neighbors", 3, contains="No such option")
     refused("guess", features, contains="No such command")
@@ -133,8 +133,10 @@ def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path
     (alone,) = evaluated("knn", features, "--leave-one-out")
     assert alone["metrics"]["test_images"] == 200
     refused("knn", features, "--leave-one-out", "--hold-out", 0.5, contains="leave out --hold-out")
-    refused("knn", features, "--split", split, "--hold-out", 0.5, contains="--split says what")
-    refused("linear-probe", features, "--labels", labels, contains="go together")
+    refused(
+        "knn", features, "--split", split, "--hold-out", 0.5, contains="--split already sets what"
+    )
+    refused("linear-probe", features, "--labels", labels, contains="require each other")
     labels.write_text('{"path": "elsewhere.png", "labels": ["even"]}\n')
     refused(*probe, run, "--images", digits, contains="has the key 'elsewhere.png'")
     lost = [json.dumps({"path": f"lost{key}", "labels": ["even"]}) for key in keys[:2]]

@@ -68,6 +68,6 @@ def test_rounds_are_not_resumed_as_a_run_is(journey, digits, tiny_recipe, tmp_pa
     for arguments, message in (
         (["train", "--resume", tmp_path / "run", "--rounds", "2"], "give the recipe again"),
         ([*command(journey, digits, tiny_recipe, tmp_path / "x")[:-4], "--clusters", 3],
-         "belongs to --rounds"),
+         "requires --rounds"),
     ):  # fmt: skip
         refuse(*arguments, contains=message)

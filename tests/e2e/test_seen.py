@@ -48,7 +48,7 @@ def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
         result = call_mlcd("evaluate", kind, run)
         assert result.returncode == (2 if seen else 0), result.stderr
         if seen:
-            assert f"40 of 40 test images were seen in the making of {run}" in result.stderr
+            assert f"40 of 40 test images were used to make {run}" in result.stderr
             assert f"{trained} trained on, {clustered} clustered" in result.stderr
             assert "--seen" in result.stderr
     assert are_clusters_clean(open_artifact(run, "run"), 0.2) == (clustered == 0)
@@ -70,9 +70,9 @@ def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path)
         for folder in sorted(digits.iterdir()):
             shutil.copytree(folder, tmp_path / side / f"digit {folder.name}")
     sides = ("--train", tmp_path / "train", "--test", tmp_path / "test")
-    refuse("evaluate", "knn", run, *sides, contains="160 of 200 test images were seen")
+    refuse("evaluate", "knn", run, *sides, contains="160 of 200 test images were used")
     assert evaluated("knn", run, *sides, "--seen")["seen"]["trained_on"] == 160
-    refuse("evaluate", "knn", run, "--hold-out", 0, contains="160 of 200 test images were seen")
+    refuse("evaluate", "knn", run, "--hold-out", 0, contains="160 of 200 test images were used")
 
 
 def test_clusters_of_all_images_say_how_many_were_seen(runs):
@@ -85,8 +85,8 @@ def test_what_cannot_be_looked_up_is_said(runs, digits, tmp_path):
     assert record["seen"]["images"] == 0
     assert len(record["seen"]["unknown"]) == 2
     line = call_mlcd("evaluate", "knn", tmp_path / "moved", "--images", digits).stdout
-    assert "not known is what it was trained on" in line
-    assert "not known is what its centers were made from" in line
+    assert "unknown: what it was trained on" in line
+    assert "unknown: what its centers were made from" in line
 
 
 def test_centers_hold_out_what_training_and_evaluation_hold_out(journey, tmp_path):
@@ -114,4 +114,4 @@ def test_a_run_on_a_selection_has_seen_what_is_kept(runs, journey, digits, tiny_
     assert (facts["trained_on"], facts["unknown"]) == (len(tested & kept), [])
     assert call_mlcd(*command, f"data.selection={tmp_path / 'none'}").returncode == 2
     shutil.rmtree(chosen)
-    assert "selection is not where it was" in evaluated("knn", run)["seen"]["unknown"][0]
+    assert "selection is no longer at its path" in evaluated("knn", run)["seen"]["unknown"][0]

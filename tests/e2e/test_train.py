@@ -412,7 +412,7 @@ def test_a_run_goes_on_with_other_accumulation_and_other_checkpoints(
         "--resume",
         run,
         "schedule.steps=99",
-        contains="is finished, with other settings: schedule.steps=99",
+        contains="is finished and cannot be resumed with other settings: schedule.steps=99",
     )
 
 
@@ -431,7 +431,7 @@ def test_a_run_goes_on_to_another_number_of_steps_and_no_other_setting(
     stop_at(12, arguments("run", "schedule.steps=5000"))
     for overrides, words in (
         (["optim.lr=0.1", "loss.scale=9"], ["optim.lr=0.1, before 0.001", "loss.scale=9.0"]),
-        (["schedule.steps=10"], ["schedule.steps=10, but", "has reached step"]),
+        (["schedule.steps=10"], ["schedule.steps must be at least step", "got 10"]),
     ):
         refused = call_mlcd("train", "--resume", run, *overrides)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr

@@ -68,7 +68,7 @@ def ended(driver):
     """Returns what a driver said, less that a busy machine keeps its workers waiting."""
     said, errors = driver.communicate(timeout=400)
     assert driver.returncode == 0, errors
-    lines = [line for line in errors.splitlines() if "has begun yet" not in line]
+    lines = [line for line in errors.splitlines() if "has started yet" not in line]
     return said, lines
 
 
@@ -99,7 +99,7 @@ def test_a_killed_worker_costs_no_more_than_the_steps_since_the_last_checkpoint(
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
     _, errors = ended(driver)
-    assert errors == ["mlcd: a worker was lost; 2 go on from the last checkpoint"]
+    assert errors == ["mlcd: a worker was lost; 2 continue from the last checkpoint"]
     assert_alike(tmp_path / "run", long_alone, tolerance=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_a_lost_node_leaves_the_rest_to_the_other(cluster, arguments, long_alone
     wait_for_steps(tmp_path / "run", 50, driver)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     _, errors = ended(driver)
-    assert errors == ["mlcd: a worker was lost; 1 go on from the last checkpoint"]
+    assert errors == ["mlcd: a worker was lost; 1 continue from the last checkpoint"]
     assert_alike(tmp_path / "run", long_alone, tolerance=1e-5)
 
 

@@ -13,8 +13,8 @@ class CheckpointConfig(Section):
     every_steps: Annotated[int, Field(ge=1)] = 100
     """The number of steps between checkpoints."""
     keep_last: Annotated[int, Field(ge=1)] = 1
-    """Latest checkpoints that stay, besides step 0 and the final step."""
+    """The number of latest checkpoints that are kept, besides step 0 and the final step."""
     keep_every: Annotated[int, Field(ge=1)] | None = None
-    """The checkpoints whose step is a multiple of this number also stay."""
+    """Also keeps the checkpoints whose step is a multiple of this number."""
     asynchronous: bool = True
-    """Writes checkpoints while training goes on."""
+    """Writes checkpoints while training continues."""

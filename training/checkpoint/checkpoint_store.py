@@ -1,13 +1,12 @@
-"""The checkpoints of a run: `checkpoints/step_000100/`, each an artifact that is complete by
-itself.
+"""The checkpoints of a run: `checkpoints/step_000100/`, each a self-contained artifact.
 
-state/    all that training needs to go on; torch.distributed.checkpoint, one file a process
+state/    all that resuming needs, by torch.distributed.checkpoint: one file per process
 weights/  model.safetensors, config.json, preprocess.json: input of export and evaluation
 centers/  the head's unit centers as a Centers artifact in the trained space, if it has any
-text/     of a training on pairs: the text tower and its tokenizer
+text/     the text tower and its tokenizer, if the run trains on pairs
 
-When all processes have written their part, the first makes the rest from it and publishes by one
-rename.
+When all processes have written their part of state/, process 0 derives the other directories from
+it and publishes the checkpoint by one rename.
 """
 
 import shutil
@@ -29,13 +28,13 @@ from mlcd.training.checkpoint.files import STATE, write_tensors
 from mlcd.training.processes import Processes
 from mlcd.types import Fingerprint
 
-# Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.
+# Layouts 1 and 2 had their own file format instead of torch.distributed.checkpoint's.
 LAYOUT: Final = 3
 _POLL_S: Final = 0.02
 _CLOSE_S: Final = 30.0
 
 
-class Copied(Protocol):
+class StateCopy(Protocol):
     """A copy of a training's state in the host's memory; see `mlcd.training.head.snapshot`."""
 
     @property
@@ -44,7 +43,7 @@ class Copied(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
 
 
-_Copy = TypeVar("_Copy", bound=Copied)
+_Copy = TypeVar("_Copy", bound=StateCopy)
 
 
 class Contents(Protocol[_Copy]):
@@ -55,23 +54,19 @@ class Contents(Protocol[_Copy]):
         ...
 
     def restore(self, state: Any, directory: Path, step: int, group: Any) -> None:
-        """Restores the state from the files of `write_tensors`, bit for bit; every process calls
-        it.
-        """
+        """Restores the state bit for bit from files of `write_tensors`; every process calls it."""
         ...
 
     def write(self, copy: _Copy, directory: Path) -> Fingerprint:
-        """Writes the models into `directory`, which holds the files of `write_tensors` in `state/`;
-        returns the identity of the image tower.
+        """Writes the models into `directory`, whose `state/` has the files of `write_tensors`.
+
+        Returns the identity of the image tower.
         """
         ...
 
 
 class CheckpointStore:
-    """Saves, finds, loads and retires the checkpoints of one run directory.
-
-    One checkpoint is written at a time.
-    """
+    """Saves, finds, loads and deletes the checkpoints of one run, writing one at a time."""
 
     def __init__(
         self,
@@ -96,16 +91,17 @@ class CheckpointStore:
 
     @property
     def failed(self) -> bool:
-        """Tells if this process could not write its part of the last checkpoint; `join` raises the
-        reason.
+        """True if this process failed to write its part of the last checkpoint; `join` raises the
+        error.
         """
         return self._error is not None
 
     def save(self, state: Any, out: Path | None = None) -> None:
-        """Copies `state` and writes the copy while training goes on; every process calls it.
+        """Copies `state` and writes the copy in a thread; every process calls it.
 
-        out: a path outside of the run's checkpoints, ignored by resuming and retiring; an existing
-        one is replaced. It waits for the save before and raises that one's error.
+        Waits for the previous save, and raises its error. out: a path outside of the run's
+        checkpoints, which is replaced if it exists; the checkpoint is neither resumed from nor
+        deleted later.
         """
         self.join()
         copy = self._contents.copy(state)
@@ -114,7 +110,7 @@ class CheckpointStore:
         with ExitStack() as stack:
             request = Request("checkpoint", {"step": state.step, "layout": LAYOUT}, self._parents)
             draft = Draft(path, request, fresh=True)
-            # Nobody writes before the leftovers of an earlier attempt are gone.
+            # All processes wait until process 0 has removed the files of an earlier attempt.
             with self._processes.failing_together():
                 if self._processes.world.rank == 0:
                     if out is not None and out.exists():
@@ -132,8 +128,8 @@ class CheckpointStore:
             self.join()
 
     def join(self) -> None:
-        """Waits until the current save is done on every process. Raises Unavailable if the disk is
-        full.
+        """Waits until all processes have finished the current save. Raises Unavailable if the disk
+        is full.
         """
         if self._writer is None:
             return
@@ -153,8 +149,8 @@ class CheckpointStore:
                 raise error
 
     def close(self) -> None:
-        """Lets the current save finish, or abandons it if it waits for a lost process; raises
-        nothing.
+        """Waits up to 30 s for the current save, then abandons it, as it may wait for a lost
+        process. Raises nothing.
         """
         if self._writer is not None:
             self._writer.join(_CLOSE_S)
@@ -163,7 +159,7 @@ class CheckpointStore:
     def load(self, state: Any, step: int) -> None:
         """Restores `state` from checkpoint `step`, bit for bit; every process calls it.
 
-        Raises ArtifactInvalid if it is damaged or of a newer layout.
+        Raises ArtifactInvalid if the checkpoint is damaged or of another layout.
         """
         path = self._folder / checkpoint_name(step)
         with self._processes.failing_together():
@@ -172,18 +168,16 @@ class CheckpointStore:
             self._contents.restore(state, path / STATE, step, self._processes.saving)
 
     def tidy(self, newest: int) -> None:
-        """Deletes what the newest checkpoint made superfluous, where its process was killed before
-        it had.
-        """
+        """Deletes the checkpoints that a process, killed after the newest one, left to delete."""
         with self._processes.failing_together():
             if self._processes.world.rank == 0:
                 self._retire(newest)
 
-    def _write(self, copy: Copied, draft: Draft, cleanup: ExitStack) -> None:
+    def _write(self, copy: StateCopy, draft: Draft, cleanup: ExitStack) -> None:
         try:
             with cleanup:
                 self._write_part(copy, draft)
-        except Exception as error:  # noqa: BLE001 - it is raised where the trainer asks
+        except Exception as error:  # noqa: BLE001 - `join` raises it in the trainer
             try:
                 refuse_full_disk(error, draft.out)
             except Unavailable as refusal:
@@ -191,7 +185,7 @@ class CheckpointStore:
             else:
                 self._error = error
 
-    def _write_part(self, copy: Copied, draft: Draft) -> None:
+    def _write_part(self, copy: StateCopy, draft: Draft) -> None:
         write_tensors(copy.tensors, draft.path / STATE, self._processes.saving)
         if self._processes.world.rank:
             return
@@ -200,9 +194,10 @@ class CheckpointStore:
             self._retire(copy.step)
 
     def _retire(self, newest: int) -> None:
-        """Keeps step 0, the newest, the last regular ones and those of keep_every.
+        """Deletes all checkpoints but step 0, the newest, the last regular ones and those of
+        keep_every.
 
-        A checkpoint of an interruption is deleted with the next one, like the leftovers of a crash.
+        A checkpoint saved on an interruption is deleted when the next one is published.
         """
         steps = checkpoint_steps(self._folder)
         regular = [step for step in steps if self.is_due(step)]
@@ -212,8 +207,8 @@ class CheckpointStore:
         names = {checkpoint_name(step) for step in remaining}
         for path in self._folder.glob("step_*"):
             if path.name not in names:
-                # Without its manifest it is no checkpoint any more, even if the deletion is
-                # interrupted.
+                # The manifest goes first: if the deletion is interrupted, the rest is not taken
+                # for a checkpoint.
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path)
 
@@ -226,8 +221,8 @@ def open_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:
         newer = layout > LAYOUT
         raise ArtifactInvalid(
             f"{path} is a checkpoint of layout {layout}, this version reads layout {LAYOUT}",
-            remedy="upgrade mlcd to go on from it"
+            remedy="upgrade mlcd to resume from it"
             if newer
-            else "go on with the version that wrote it",
+            else "resume with the version of mlcd that wrote it",
         )
     return artifact

@@ -1,8 +1,8 @@
 """Tensors of several processes as files, by torch.distributed.checkpoint.
 
-The files are safetensors instead of its own format, which is a pickle. A DTensor is written in the
-parts that processes own and read in the parts that they need, so any number of processes can read
-what any other number wrote.
+The files are safetensors, because the library's own format is a pickle. Each process writes the
+parts of a DTensor that it owns and reads the parts that it needs, so a checkpoint can be read by
+another number of processes than wrote it.
 """
 
 import json
@@ -31,7 +31,7 @@ from mlcd.errors import ArtifactInvalid
 STATE: Final = "state"  # the directory in a checkpoint
 _HEADER_BYTES: Final = 8
 
-# One process is intended where there is only one.
+# A run of one process uses torch.distributed.checkpoint without a process group on purpose.
 warnings.filterwarnings(
     "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
 )
@@ -53,10 +53,10 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path, group: Any) ->
 def read_tensors(
     tensors: dict[str, Tensor], directory: Path, group: Any = None, *, alone: bool = False
 ) -> None:
-    """Fills `tensors`, which are of the stored sizes and types, or DTensors of these.
+    """Fills `tensors`, which have the stored sizes and dtypes, or are DTensors of these.
 
-    Every process of `group` calls it, or, with `alone`, only this one. Raises ArtifactInvalid if
-    the files are damaged.
+    Every process of `group` calls it; with alone=True only this process does. Raises
+    ArtifactInvalid if the files are damaged.
     """
     try:
         load(
@@ -74,7 +74,7 @@ def read_tensor_sizes(directory: Path) -> dict[str, tuple[torch.Size, torch.dtyp
 
     Raises ArtifactInvalid if it cannot be read.
     """
-    # safetensors raises errors of its own, among others.
+    # safetensors and the reader raise errors of many types.
     try:
         stored = HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
     except Exception as error:
@@ -86,12 +86,12 @@ def read_tensor_sizes(directory: Path) -> dict[str, tuple[torch.Size, torch.dtyp
 
 
 def _unreadable(directory: Path) -> ArtifactInvalid:
-    return ArtifactInvalid(f"{directory} cannot be read", remedy="go on from an older checkpoint")
+    return ArtifactInvalid(f"{directory} cannot be read", remedy="resume from an older checkpoint")
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writes bytes that depend on the content alone; safetensors orders a header's remarks at
-    random.
+    """Writes the same bytes for the same content: sorts a header's `__metadata__`, whose order in
+    safetensors is random.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -100,11 +100,11 @@ class _Writer(HuggingFaceStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written = super().write_data(plan, planner)
         for name in {result.storage_data.relative_path for result in written.value()}:
-            _sort_remarks(Path(self.path) / name)
+            _sort_metadata(Path(self.path) / name)
         return written
 
 
-def _sort_remarks(path: Path) -> None:
+def _sort_metadata(path: Path) -> None:
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(_HEADER_BYTES), "little")
         header = json.loads(file.read(length))

@@ -1,4 +1,4 @@
-"""The tensors of a state on their way into a checkpoint and back, whole or one process's part."""
+"""Converts the tensors of a training state for a checkpoint and back, whole or sharded."""
 
 from collections.abc import Mapping
 
@@ -14,8 +14,8 @@ def copy_to_host(tensor: Tensor) -> Tensor:
     return copy
 
 
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Returns the tensors whose names begin so, by the rest of their names."""
+def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names start with `prefix`, by their names without it."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -26,7 +26,7 @@ def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def restore_moments(
     optimizer: torch.optim.Optimizer, parameter: Tensor, moments: Mapping[str, Tensor]
 ) -> None:
-    """Gives the optimizer its moments of a parameter, if there are any yet."""
+    """Sets the optimizer's moments of a parameter; empty moments change nothing."""
     if moments:
         # AdamW keeps its step counter on the CPU.
         optimizer.state[parameter] = {
@@ -36,16 +36,16 @@ def restore_moments(
 
 
 def _place_like(local: Tensor, parameter: Tensor) -> Tensor:
-    """Puts `local` on the parameter's device, as a part of a whole of the same size."""
+    """Moves `local` to the parameter's device, as a DTensor if the parameter is one."""
     moved = local.to(local_part(parameter).device)
     return (
-        part_of(parameter, moved, parameter.device_mesh)
+        wrap_part(parameter, moved, parameter.device_mesh)
         if isinstance(parameter, DTensor)
         else moved
     )
 
 
-def part_of(sharded: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
+def wrap_part(sharded: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
     """Wraps `local` as this process's part of a tensor that is sharded as `sharded` is."""
     assert mesh is not None
     return DTensor.from_local(
@@ -59,5 +59,5 @@ def part_of(sharded: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Returns the part of a tensor that this process holds."""
+    """Returns this process's part of a DTensor, or another tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

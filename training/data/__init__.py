@@ -1,1 +1,1 @@
-"""Samples, their order and their augmentation, each a pure function of (seed, position)."""
+"""Samples, their order and augmentation, each a pure function of seed and stream position."""

@@ -1,4 +1,4 @@
-"""Steps that a thread makes ahead of the trainer."""
+"""Prefetches steps in a thread."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from mlcd.training.data.loader import StepBatches, StepPart, begin_thread
+from mlcd.training.data.loader import StepBatches, StepPart, prepare_thread
 
 _Part = TypeVar("_Part", bound=StepPart)
 
@@ -19,11 +19,9 @@ _Part = TypeVar("_Part", bound=StepPart)
 def ahead(
     steps: Iterator[StepBatches[_Part]], num: int, device: torch.device
 ) -> Iterator[Iterator[StepBatches[_Part]]]:
-    """Makes up to `num` steps in a thread before they are asked for; an error is raised in its
-    place.
-    """
+    """Prefetches up to `num` steps in a thread; a step's error is raised when the step is taken."""
     pool = ThreadPoolExecutor(
-        1, thread_name_prefix="ahead", initializer=begin_thread, initargs=(device,)
+        1, thread_name_prefix="ahead", initializer=prepare_thread, initargs=(device,)
     )
     try:
         yield _take_ahead(pool, steps, num)
@@ -39,9 +37,9 @@ def _take_ahead(
 
     waiting = deque(submit() for _ in range(num))
     while True:
-        began = time.perf_counter()
+        start = time.perf_counter()
         batch = waiting.popleft().result()
         if batch is None:
             return
         waiting.append(submit())
-        yield replace(batch, wait_s=time.perf_counter() - began)
+        yield replace(batch, wait_s=time.perf_counter() - start)

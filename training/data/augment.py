@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from mlcd.randomness import Stream, uniform
 from mlcd.training.data.augment_config import AugmentConfig
 
-_ATTEMPTS: Final = 10  # the number of torchvision
+_ATTEMPTS: Final = 10  # as in torchvision
 _DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; then left, top, mirror
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The settings that turn each picture into squares, the global ones of `image_size`.
+    """The settings that crop each picture to square views; the global views have side `image_size`.
 
-    Another seed gives other views of the same position.
+    The crops are a function of seed, position and view.
     """
 
     image_size: int
@@ -27,7 +27,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Boxes:
-    """The boxes of n pictures in pixels, float64 [n] each, not rounded; mirrored: bool [n]."""
+    """Crop boxes of n pictures: float64 [n] each, in pixels, not rounded; mirrored: bool [n]."""
 
     left: NDArray[np.float64]
     top: NDArray[np.float64]
@@ -51,33 +51,33 @@ def crop_boxes(
 ) -> Boxes:
     """Draws a box in each picture [n], distributed like torchvision's RandomResizedCrop.
 
-    Area is uniform in [min_area, 1], or in the range of a local view, and aspect ratio log-uniform
-    in [1/max_aspect, max_aspect]. Both are drawn up to ten times until the box fits; if none does,
-    the box is the largest in the middle whose aspect is within the bound. The place is uniform. A
-    box depends on its own picture's size and position only. Unlike torchvision's, it is not rounded
-    to whole pixels, which would be a coarse choice in a small picture.
+    The area is uniform in [min_area, 1], or in the range of a local view, and the aspect ratio
+    log-uniform in [1/max_aspect, max_aspect]. Both are drawn up to ten times until the box fits; if
+    no box fits, the box is the largest centered one whose aspect is within the bound. The offset is
+    uniform. A box depends only on seed, view, and its picture's size and position. Unlike
+    torchvision's, it is not rounded to whole pixels, which would be coarse in a small picture.
     """
-    draws = np.arange(view * _DRAWS, (view + 1) * _DRAWS)
-    numbers = uniform(seed, Stream.CROPS, positions[:, None], draws)
-    area, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
-    left, top, mirror = numbers[:, 2 * _ATTEMPTS :].T
+    counters = np.arange(view * _DRAWS, (view + 1) * _DRAWS)
+    draws = uniform(seed, Stream.CROPS, positions[:, None], counters)
+    area, aspect = draws[:, :_ATTEMPTS], draws[:, _ATTEMPTS : 2 * _ATTEMPTS]
+    left, top, mirror = draws[:, 2 * _ATTEMPTS :].T
     low, high = config.area_of(view)
     area = (low + (high - low) * area) * (widths * heights)[:, None]
     ratio = config.max_aspect ** (2.0 * aspect - 1.0)
-    attempts = np.sqrt([area * ratio, area / ratio])
-    fits = (attempts[0] <= widths[:, None]) & (attempts[1] <= heights[:, None])
-    is_drawn = fits.any(axis=1)
+    sides = np.sqrt([area * ratio, area / ratio])
+    fits = (sides[0] <= widths[:, None]) & (sides[1] <= heights[:, None])
+    has_fit = fits.any(axis=1)
     width, height = np.where(
-        is_drawn,
-        attempts[:, np.arange(len(positions)), fits.argmax(axis=1)],
+        has_fit,
+        sides[:, np.arange(len(positions)), fits.argmax(axis=1)],
         [
             np.minimum(widths, heights * config.max_aspect),
             np.minimum(heights, widths * config.max_aspect),
         ],
     )
     return Boxes(
-        left=(widths - width) * np.where(is_drawn, left, 0.5),
-        top=(heights - height) * np.where(is_drawn, top, 0.5),
+        left=(widths - width) * np.where(has_fit, left, 0.5),
+        top=(heights - height) * np.where(has_fit, top, 0.5),
         width=width,
         height=height,
         mirrored=mirror < config.flip,

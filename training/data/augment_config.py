@@ -8,7 +8,7 @@ from mlcd.training.section import Section
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
-# One for all views, or one for each of augment.views and then one for all of augment.local_views.
+# One share for all views, or one for each of augment.views, then one for all local views.
 _Shares = _Share | tuple[_Share, ...]
 
 _JITTERED: Final = 0.8
@@ -17,29 +17,28 @@ _JITTERED: Final = 0.8
 class AugmentConfig(Section):
     """Random resized crop, flip and changes of color, distributed like torchvision's.
 
-    The defaults are those of the authors' later recipe, which changes no colors and takes one view.
+    The defaults follow the authors' later recipe: no changes of color, and one view.
     """
 
     views: Annotated[int, Field(ge=1)] = 1
-    """Views of model.image_size of each image. Each has the image's labels, and the loss is the
-    mean over views.
+    """The number of views (crops) of each image, of side model.image_size. Each has the image's
+    labels, and the loss is the mean over views.
     """
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """The smallest share of the image's area that a crop has, if a crop of the drawn aspect fits.
-    """
+    """The smallest share of the image's area in a crop, if a crop of the drawn aspect fits."""
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
     """The largest ratio of a crop's sides, measured on the original image."""
     flip: _Share = 0.5
-    """The share of the images that are mirrored."""
+    """The share of the crops that are mirrored."""
     local_views: Annotated[int, Field(ge=0)] = 0
-    """Further views of augment.local_size of each image (multi-crop)."""
+    """The number of further views of each image, of side augment.local_size (multi-crop)."""
     local_size: Annotated[int, Field(ge=1)] | None = None
     """The side of a local view in pixels, a multiple of model.patch_size."""
     local_area: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (
         0.05,
         0.32,
     )
-    """The smallest and the largest share of the image's area that a local view has."""
+    """The smallest and the largest share of the image's area in a local view."""
     brightness: Annotated[float, Field(ge=0)] = 0.0
     """Pixels are multiplied by a factor within 1 ± this."""
     contrast: Annotated[float, Field(ge=0)] = 0.0
@@ -59,7 +58,7 @@ class AugmentConfig(Section):
     blur_sigma: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
     """The smallest and the largest standard deviation of the blur, in pixels of the view."""
     solarize: _Shares = 0.0
-    """The share of the views whose values from 128 are inverted; a number or a list, as blur."""
+    """The share of the views whose values from 128 up are inverted; a number or a list, as blur."""
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
@@ -81,7 +80,7 @@ class AugmentConfig(Section):
             shares, num_kinds = getattr(self, name), self.views + bool(self.local_views)
             if isinstance(shares, tuple) and len(shares) != num_kinds:
                 raise ValueError(
-                    f"augment.{name} needs 1 number, or 1 for each of {num_kinds} kinds of views,"
+                    f"augment.{name} must be 1 number, or 1 for each of {num_kinds} kinds of views,"
                     f" got {len(shares)}"
                 )
         return self
@@ -93,19 +92,20 @@ class AugmentConfig(Section):
 
     @property
     def jitters(self) -> dict[str, float]:
-        """Returns the strength of each change that `jitter` is about."""
+        """Returns the strength of each change of color that `jitter` applies to."""
         names = ("brightness", "contrast", "saturation", "hue")
         return {name: getattr(self, name) for name in names}
 
     def share_of(self, name: Literal["blur", "solarize"], view: int) -> float:
-        """Returns the share of a view that is changed so; views are counted from 0, local ones
-        last.
+        """Returns the share of images for which this view is blurred or solarized.
+
+        view: index from 0; local views come last.
         """
         shares: float | tuple[float, ...] = getattr(self, name)
         return shares[min(view, self.views)] if isinstance(shares, tuple) else shares
 
     def size_of(self, view: int, image_size: int) -> int:
-        """Returns the side of a view; global ones have the model's."""
+        """Returns the side of a view in pixels: `image_size`, or local_size of a local view."""
         if view < self.views:
             return image_size
         assert self.local_size is not None

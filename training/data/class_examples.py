@@ -1,6 +1,4 @@
-"""Example images of each class: the samples with the highest scores for which it is the first
-label.
-"""
+"""Example images of each class: the best-scored samples among those whose first label it is."""
 
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from mlcd.training.data.dataset import Dataset
 
 
 def write_examples(dataset: Dataset, run: Path) -> None:
-    """Makes `run`/examples.arrow, which every checkpoint's centers copy, unless it exists."""
+    """Writes `run`/examples.arrow, copied into every checkpoint's centers, unless it exists."""
     path = run / EXAMPLES
     if not path.is_file():
         with replacing(path) as temporary:
@@ -25,8 +23,8 @@ def write_examples(dataset: Dataset, run: Path) -> None:
 def class_examples(dataset: Dataset) -> Examples:
     """Returns the keys of at most 8 training samples for each class.
 
-    Similarities are left out: scores are cosines with the centers that were clustered, and training
-    moves these.
+    Similarities are left out: the stored scores are cosines with the clustered centers, which
+    training changes.
     """
     nearest = NearestMembers(dataset.num_centers)
     starts = [0]
@@ -36,7 +34,7 @@ def class_examples(dataset: Dataset) -> Examples:
             nearest.add(ids, scores, starts[-1] + np.arange(len(ids)))
             starts[-1] += len(ids)
     classes, columns = np.nonzero(nearest.rows >= 0)
-    keys, trained = _samples(dataset, nearest.rows[classes, columns], starts)
+    keys, trained = _find_samples(dataset, nearest.rows[classes, columns], starts)
     return Examples.of(
         keys.filter(pa.array(trained)),
         np.bincount(classes[trained], minlength=len(nearest.rows)),
@@ -44,20 +42,21 @@ def class_examples(dataset: Dataset) -> Examples:
     )
 
 
-def _samples(
+def _find_samples(
     dataset: Dataset, rows: NDArray[np.int64], starts: list[int]
 ) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Returns (keys, a mask of those that are trained on) of labeled rows.
+    """Returns the keys of labeled rows, and a mask of the rows that are trained on.
 
-    Rows are numbered over all tables. starts: the first row of each table, and the end.
+    rows: indices into the concatenation of all label tables. starts: first row of each table, and
+    the total.
     """
     order = np.argsort(rows, kind="stable")
     bounds = np.searchsorted(rows[order], starts)
     keys, trained = [pa.array([], pa.large_string())], []
-    for number, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
-        own = rows[order[bounds[number] : bounds[number + 1]]] - starts[number]
-        labeled = table.read_keys().take(pa.array(own))
+    for index, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
+        table_rows = rows[order[bounds[index] : bounds[index + 1]]] - starts[index]
+        labeled = table.read_keys().take(pa.array(table_rows))
         keys.extend(labeled.chunks)
         trained.append(part.entries.find(labeled) >= 0)
-    back = np.argsort(order, kind="stable")
-    return pa.concat_arrays(keys).take(pa.array(back)), np.concatenate(trained)[back]
+    inverse = np.argsort(order, kind="stable")
+    return pa.concat_arrays(keys).take(pa.array(inverse)), np.concatenate(trained)[inverse]

@@ -1,4 +1,4 @@
-"""Changes of color, drawn from (seed, position in the stream, view) on the CPU for any device."""
+"""Draws changes of color from (seed, position in the stream, view), on the CPU for any device."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,18 +10,19 @@ from mlcd.randomness import Stream, uniform
 from mlcd.training.data.augment_config import AugmentConfig
 
 JITTERS: Final = ("brightness", "contrast", "saturation", "hue")
-# Whether colors are jittered; the order and the factors of the four; then whether a view is gray,
-# blurred and solarized, and the blur's deviation.
+# Random draws for a view: one decides on jitter; four give the order and four the factors of
+# JITTERS; one each decides on gray, blur and solarize; one gives the blur's sigma.
 _DRAWS: Final = 1 + 2 * len(JITTERS) + 4
 
 
 @dataclass(frozen=True)
 class Colors:
-    """The changes of n views, [n] each but `order`.
+    """The changes of color of n views.
 
-    order: int64 [n, 4], the indices into JITTERS in the order in which they apply. factors: float64
-    [n, 4], of JITTERS: multiples, and turns of the hue. sigma: of the blur. jittered, gray, blurred
-    and solarized: bool. jitters: the names of those changes that have a strength.
+    jittered, gray, blurred, solarized: bool [n], whether the change applies. order: int64 [n, 4],
+    indices into JITTERS in the order in which they apply. factors: float64 [n, 4], by JITTERS:
+    multiples, and the turn of the hue. sigma: float64 [n], standard deviation of the blur. jitters:
+    names of the changes with a strength above 0.
     """
 
     jittered: NDArray[np.bool_]
@@ -47,18 +48,18 @@ def draw_colors(
     blur, solarize = config.share_of("blur", view), config.share_of("solarize", view)
     if not (jitters or config.grayscale or blur or solarize):
         return None
-    draws = np.arange(view * _DRAWS, (view + 1) * _DRAWS)
-    numbers = uniform(seed, Stream.COLORS, positions[:, None], draws)
+    counters = np.arange(view * _DRAWS, (view + 1) * _DRAWS)
+    draws = uniform(seed, Stream.COLORS, positions[:, None], counters)
     num = len(JITTERS)
-    jittered, gray, blurred, solarized, sigma = numbers[:, [0, -4, -3, -2, -1]].T
+    jittered, gray, blurred, solarized, sigma = draws[:, [0, -4, -3, -2, -1]].T
     strength = np.array([strengths[name] for name in JITTERS])
     middle = np.array([1.0, 1.0, 1.0, 0.0])
     low = np.maximum(middle - strength, np.array([0.0, 0.0, 0.0, -0.5]))
-    factors = low + (middle + strength - low) * numbers[:, 1 + num : 1 + 2 * num]
+    factors = low + (middle + strength - low) * draws[:, 1 + num : 1 + 2 * num]
     smallest, largest = config.blur_sigma
     return Colors(
         jittered=jittered < config.jitter,
-        order=np.argsort(numbers[:, 1 : 1 + num], axis=1),
+        order=np.argsort(draws[:, 1 : 1 + num], axis=1),
         factors=factors,
         gray=gray < config.grayscale,
         blurred=blurred < blur,

@@ -1,4 +1,4 @@
-"""Crops of pictures as the model's input: one for each view, resized in one go, uint8 [3, S, S]."""
+"""Crops and resizes pictures, in one operation, to the model's input: uint8 [3, S, S] per view."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from mlcd.training.data.pictures import DecodedPictures, Picture, Pictures, Samp
 
 @dataclass(frozen=True)
 class Crops:
-    """Some samples, decoded and cropped.
+    """Decoded and cropped samples.
 
-    views: for each view uint8 [k, 3, S, S]. usable: the indices of the k samples among the
-    requested ones. rejected: the remaining ones, by index, with the reason. changed: the indices of
-    images that differ from those that were labeled; they are among the usable.
+    views: for each view uint8 [k, 3, S, S]. usable: indices of the k samples in the request.
+    rejected: reasons by index of the remaining samples. changed: those of the usable indices whose
+    image differs from the labeled image.
     """
 
     views: tuple[Tensor, ...]
@@ -48,10 +48,7 @@ class PictureCrops:
     def open(
         cls, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation
     ) -> "PictureCrops":
-        """Opens the reader in a process of its own.
-
-        The sources are opened but not listed, because samples carry their entries.
-        """
+        """Opens the sources in a worker, without listing them: samples contain their entries."""
         side = picture_side(augmentation.image_size, augmentation.config)
         sources = [open_source(location) for location in locations]
         return cls(DecodedPictures(sources, side, mode), augmentation)
@@ -76,24 +73,24 @@ class PictureCrops:
 def crop_pictures(
     pictures: Sequence[Picture], positions: Sequence[int], augmentation: Augmentation
 ) -> tuple[Tensor, ...]:
-    """Returns the crops of each view, uint8 [n, 3, S, S]; each depends on its own picture, position
-    and view only.
+    """Returns the crops of each view, uint8 [n, 3, S, S]; a crop depends only on its picture,
+    position and view.
     """
     config = augmentation.config
     widths = np.array([picture.width for picture in pictures], dtype=np.int64)
     heights = np.array([picture.height for picture in pictures], dtype=np.int64)
-    drawn = np.array(positions, dtype=np.int64)
+    stream_positions = np.array(positions, dtype=np.int64)
     sizes = [config.size_of(view, augmentation.image_size) for view in range(config.num_views)]
     boxes = [
-        crop_boxes(widths, heights, drawn, config, augmentation.seed, view)
+        crop_boxes(widths, heights, stream_positions, config, augmentation.seed, view)
         for view in range(config.num_views)
     ]
     views = [np.empty((len(pictures), 3, size, size), dtype=np.uint8) for size in sizes]
     for index, picture in enumerate(pictures):
         image = Image.fromarray(picture.pixels)
-        for pixels, size, of_view in zip(views, sizes, boxes, strict=True):
-            crop = _crop(image, picture, of_view.corners(index), size)
-            mirrored = of_view.mirrored[index]
+        for pixels, size, view_boxes in zip(views, sizes, boxes, strict=True):
+            crop = _crop(image, picture, view_boxes.corners(index), size)
+            mirrored = view_boxes.mirrored[index]
             pixels[index] = (crop[:, ::-1] if mirrored else crop).transpose(2, 0, 1)
     return tuple(torch.from_numpy(pixels) for pixels in views)
 
@@ -101,9 +98,9 @@ def crop_pictures(
 def _crop(
     image: Image.Image, picture: Picture, box: tuple[float, float, float, float], size: int
 ) -> NDArray[np.uint8]:
-    """Returns uint8 [size, size, 3] for the box, which is in the full picture's pixels.
+    """Returns the crop, uint8 [size, size, 3].
 
-    image: the pixels of `picture`.
+    image: the pixels of `picture`, maybe shrunk. box: in pixels of the picture's full size.
     """
     width, height = image.size
     x, y = width / picture.width, height / picture.height

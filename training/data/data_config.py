@@ -1,4 +1,4 @@
-"""The settings of reading: which images and labels, and how they are read."""
+"""The settings of the data: which images and labels a run reads, and how."""
 
 from typing import Annotated, Self
 
@@ -11,7 +11,7 @@ from mlcd.training.section import Section
 
 
 class MixedSource(Section):
-    """One of several data sets; each step takes a share of its samples from it."""
+    """One of several data sets that each step takes samples from."""
 
     images: str
     """The images, as in data.images."""
@@ -29,15 +29,16 @@ class ReadingConfig(Section):
     decode: DecodeMode = "exact"
     """fast: decodes large JPEGs at a fraction of their size, with slightly different pixels."""
     memory_gib: Annotated[float, Field(ge=0)] = 4.0
-    """The memory in GiB of each process for decoded images; others are decoded again in each epoch.
-    An image counts as at most 3 (1.75 S)² / augment.min_area bytes, where S is model.image_size.
+    """The memory in GiB of each process for decoded images. If they fit, each is decoded once, else
+    in each epoch. An image counts as 3 (1.75 S)² / A bytes, where S is the side and A the smallest
+    area share of a view, here model.image_size and augment.min_area.
     """
     workers: Annotated[int, Field(ge=0)] | None = None
-    """Decoding processes for each training process, where images are not held in memory. None: its
-    share of the cores.
+    """The number of decoding processes of each training process, if the images do not fit in
+    memory_gib. None: its share of the cores.
     """
     prefetch_steps: Annotated[int, Field(ge=1)] = 4
-    """Steps that are decoded ahead."""
+    """The number of steps whose images are decoded ahead."""
 
 
 class DataConfig(ReadingConfig):
@@ -48,22 +49,22 @@ class DataConfig(ReadingConfig):
     labels: str | None = None
     """A labels artifact made from the same images."""
     selection: str | None = None
-    """A selection of the same images by `mlcd curate`: the run is trained on those that it keeps.
+    """A selection of the same images by `mlcd curate`: the run is trained on the selected images.
     None: on all.
     """
     mix: tuple[MixedSource, ...] = ()
     """Several data sets with weights, instead of images and labels."""
     centers: str | None = None
-    """Centers of the embedding's dimension that the classifier starts from. None: random ones, or
-    those of model.start.
+    """Centers that the classifier starts from, of the embedding's dimension. None: random centers,
+    or the centers of model.start.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_FRACTION
-    """The share of each class (or of all images) kept for evaluation, chosen by the hash of the
-    key.
+    """The share of each class, or of all images without classes, that is held out for evaluation,
+    chosen by the hash of the key.
     """
 
     @model_validator(mode="after")
-    def _one_form(self) -> Self:
+    def _check_sources(self) -> Self:
         single = (self.images, self.labels)
         if self.mix and (*single, self.selection) != (None, None, None):
             raise ValueError("give data.images and data.labels, or data.mix, not both")

@@ -34,9 +34,10 @@ _log = logging.getLogger(__name__)
 class Part:
     """The n samples of one data set, in columns because there may be many millions.
 
-    labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], of the images that were
-    labeled; None where they are not compared. scores: float16 [n, L], of the labels, if the loss
-    weighs by them. listing: the digest of the source's listing; None where this process listed it.
+    labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], digests of the labeled
+    images; None skips the comparison. weight: of this data set in a mixture. scores: float16
+    [n, L], of the labels; None unless the loss weighs labels by score. listing: digest of the
+    source's listing; None computes it from the source.
     """
 
     source: Source
@@ -57,10 +58,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Dataset:
-    """The samples of all data sets, and counts of what cannot be used.
+    """The samples of all data sets.
 
-    num_unlabeled: images without labels. num_missing: labels without an image. Held-out images are
-    in neither, nor those that a selection leaves out.
+    num_unlabeled: number of images without labels, not counting held-out and unselected images.
+    num_missing: number of labeled images that the data sets do not contain. names: of the classes.
     """
 
     parts: tuple[Part, ...]
@@ -90,7 +91,7 @@ class Dataset:
 
     @property
     def classes(self) -> str | None:
-        """Returns the identity of what the labels name; None if they do not tell."""
+        """Returns the digest of the labels' classes; None if the labels do not record it."""
         return self.label_tables[0].classes if self.label_tables else None
 
     @property
@@ -99,11 +100,11 @@ class Dataset:
 
 
 def open_dataset(config: DatasetSettings) -> Dataset:
-    """Opens every image of `config.data` that is not held out, is selected and has labels.
+    """Opens the images of `config.data` that are selected, not held out, and have labels.
 
-    The others are counted, not replaced. Damaged shards are reported and left out. Raises NotFound,
-    ArtifactInvalid or InvalidInput if images or labels cannot be used or do not belong together, or
-    if a label names an unknown center; ConfigInvalid if a weight of the mixture is too small.
+    Damaged shards are logged and left out. Raises NotFound, ArtifactInvalid or InvalidInput if
+    images or labels cannot be read, no image has labels, or a label has no center; ConfigInvalid
+    if a weight of the mixture is too small.
     """
     if config.data.decode == "fast":
         require_simplejpeg()
@@ -119,42 +120,42 @@ def open_dataset(config: DatasetSettings) -> Dataset:
 
 
 def label_tables(config: DatasetSettings, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
-    """Opens the labels of every data set. Raises ConfigInvalid if they are of different centers."""
+    """Opens the labels of all data sets. Raises ConfigInvalid if their centers differ."""
     tables = tuple(
         LabelTable(open_artifact(fetch_copy(source.labels), "labels", verify_files=verify_files))
         for source in config.data.sources
     )
-    _refuse_other_centers(tables)
+    _check_same_centers(tables)
     return tables
 
 
 def _join(mixed: MixedSource, table: LabelTable, config: DatasetSettings) -> tuple[Part, int, int]:
-    """Returns the part, its number of images without labels, and of labels without an image."""
+    """Returns the part, its number of images without labels, and of labels without image."""
     num_labels, hold_out = config.loss.num_stored, config.data.hold_out
     source = open_source(mixed.images)
     source.check_not_empty()
     entries = source.entries
     for problem in source.problems:
         _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
-    kept_out = mask_held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
+    is_excluded = mask_held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
     if mixed.selection is not None:
-        kept_out |= _mask_unselected(entries, mixed)
+        is_excluded |= _mask_unselected(entries, mixed)
     matched = match_keys(table.read_keys(), entries.key_column(), mixed.labels)
-    row_of_label = matched.indices
-    labeled = np.zeros(len(entries), dtype=np.bool_)
-    labeled[row_of_label[row_of_label >= 0]] = True
-    rows = np.flatnonzero(labeled & ~kept_out)
+    entry_of_label = matched.indices
+    is_labeled = np.zeros(len(entries), dtype=np.bool_)
+    is_labeled[entry_of_label[entry_of_label >= 0]] = True
+    rows = np.flatnonzero(is_labeled & ~is_excluded)
     if not len(rows):
         raise InvalidInput(
             f"no image of {mixed.images} has labels in {mixed.labels}"
-            + (f" and is kept in {mixed.selection}" if mixed.selection else ""),
-            remedy="were the labels made from these images?",
+            + (f" and is selected in {mixed.selection}" if mixed.selection else ""),
+            remedy="give the images that the labels were made from",
         )
-    # the last entry stands for keys that are no row
-    index_of_row = np.full(len(entries) + 1, -1, dtype=np.int64)
-    index_of_row[rows] = np.arange(len(rows))
-    labels, sha256 = _labels_at(index_of_row[row_of_label], table, len(rows), num_labels)
-    num_missing = int((row_of_label < 0).sum())
+    # The last entry is for labels without an image, whose index is -1.
+    row_of_entry = np.full(len(entries) + 1, -1, dtype=np.int64)
+    row_of_entry[rows] = np.arange(len(rows))
+    labels, sha256 = _read_labels(row_of_entry[entry_of_label], table, len(rows), num_labels)
+    num_missing = int((entry_of_label < 0).sum())
     if num_missing:
         _log.warning(
             "%d images labeled in %s are not in %s, such as %s",
@@ -165,13 +166,13 @@ def _join(mixed: MixedSource, table: LabelTable, config: DatasetSettings) -> tup
         )
     scores = None
     if config.loss.label_weights is not None:
-        scores = _scores_at(index_of_row[row_of_label], table, labels.shape)
+        scores = _read_scores(row_of_entry[entry_of_label], table, labels.shape)
     part = Part(source, entries.select(rows), labels, sha256, mixed.weight, scores)
-    return part, int((~labeled & ~kept_out).sum()), num_missing
+    return part, int((~is_labeled & ~is_excluded).sum()), num_missing
 
 
 def _mask_unselected(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
-    """Returns which images the selection of a data set does not keep, [N]."""
+    """Returns a mask of the images that the selection of a data set leaves out, bool [N]."""
     unselected = np.ones(len(entries), np.bool_)
     assert mixed.selection is not None
     keys = Selection.open(fetch_copy(mixed.selection)).read_keys()
@@ -179,57 +180,56 @@ def _mask_unselected(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
     return unselected
 
 
-def _labels_at(
+def _read_labels(
     indices: NDArray[np.int64], table: LabelTable, num: int, num_labels: int
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Returns ids int32 [num, num_labels] and SHA-256 uint8 [num, 32], each labeled row at its
-    index.
+    """Returns ids int32 [num, num_labels] and SHA-256 uint8 [num, 32].
 
-    An index of -1 means that the row has none.
+    indices: for each row of the table its row in the result; -1 leaves it out.
     """
     labels = np.full((num, num_labels), -1, dtype=np.int32)
     sha256 = np.empty((num, DIGEST_BYTES), dtype=np.uint8)
     start = 0
     for ids, digests in table.iter_ids():
-        _refuse_unknown(ids, start, table)
-        into = indices[start : start + len(ids)]
+        _check_known(ids, start, table)
+        targets = indices[start : start + len(ids)]
         start += len(ids)
-        used = into >= 0
+        is_used = targets >= 0
         width = min(num_labels, ids.shape[1])
-        labels[into[used], :width] = ids[used, :width]
-        sha256[into[used]] = digests[used]
+        labels[targets[is_used], :width] = ids[is_used, :width]
+        sha256[targets[is_used]] = digests[is_used]
     return labels, sha256
 
 
-def _scores_at(
+def _read_scores(
     indices: NDArray[np.int64], table: LabelTable, shape: tuple[int, ...]
 ) -> NDArray[np.float16]:
-    """Returns the scores of the labels that `_labels_at` returns, float16 [num, num_labels]."""
+    """Returns the scores of the labels that `_read_labels` returns, float16 [num, num_labels]."""
     scores = np.zeros(shape, dtype=np.float16)
     start = 0
     for part in table.iter_scores():
-        into = indices[start : start + len(part)]
+        targets = indices[start : start + len(part)]
         start += len(part)
-        used = into >= 0
+        is_used = targets >= 0
         width = min(shape[1], part.shape[1])
-        scores[into[used], :width] = part[used, :width]
+        scores[targets[is_used], :width] = part[is_used, :width]
     return scores
 
 
-def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> None:
-    """Raises InvalidInput for a label without a center; ids: the labeled rows from `start` on."""
+def _check_known(ids: NDArray[np.int32], start: int, table: LabelTable) -> None:
+    """Raises InvalidInput for a label without a center. ids: rows of the table from `start`."""
     unknown = (ids < -1) | (ids >= table.num_centers)
     if unknown.any():
         row, column = np.argwhere(unknown)[0]
         key = table.read_keys()[start + int(row)].as_py()
         raise InvalidInput(
-            f"{key} has label {ids[row, column]} in {table.artifact.path}, which is of "
-            f"{table.num_centers} centers",
+            f"labels in {table.artifact.path} must name one of its {table.num_centers} centers, "
+            f"got {ids[row, column]} for {key}",
             remedy="label the images again",
         )
 
 
-def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:
+def _check_same_centers(tables: Sequence[LabelTable]) -> None:
     for first, second in pairwise(tables):
         if (first.num_centers, first.classes) != (second.num_centers, second.classes):
             raise ConfigInvalid(

@@ -1,4 +1,4 @@
-"""Decoders that work ahead of the trainer, in threads or processes; chunks come back in order."""
+"""Decodes chunks of samples ahead of the trainer, in threads or processes, in order."""
 
 import atexit
 import multiprocessing
@@ -21,10 +21,10 @@ from mlcd.training.data.pictures import Sample
 
 Chunk = Sequence[Sample]
 
-_CHUNKS_AHEAD: Final = 2  # for each thread or process
-_SIGNS_OF_DEATH: Final = ("exited unexpectedly", "shared memory", "No space left")
-# torch's prefix of an error that it passes on from a live worker
-_FROM_A_LIVING_WORKER: Final = "Caught "
+_CHUNKS_AHEAD: Final = 2  # per thread or process
+_WORKER_LOST_SIGNS: Final = ("exited unexpectedly", "shared memory", "No space left")
+# torch's prefix of an error that a live worker raised
+_RAISED_BY_WORKER: Final = "Caught "
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -32,29 +32,28 @@ class Decoders(Protocol):
     """Decodes chunks of samples, several at a time."""
 
     def decode(self, chunks: Iterable[Chunk]) -> Iterator[Crops]:
-        """Yields every chunk decoded, in order; to be called once.
+        """Yields the decoded chunks in order, reading a bounded number of chunks ahead.
 
-        Only a bounded number of chunks is taken ahead.
+        May be called only once.
         """
 
     def close(self) -> None: ...
 
 
 def block_stop_signals() -> None:
-    """Leaves the stop signals to the other threads; processes started from this thread never get
-    them.
+    """Blocks the stop signals in this thread, and in processes that it starts.
 
     Ctrl-C in a terminal and a scheduler's signal before preemption reach all processes of a run at
     once. Only the trainer may act on them, because it needs its workers until its last checkpoint
     is written.
     """
-    # The tracker unblocks the signals when it starts, so it must be started before.
+    # The resource tracker unblocks the signals when it starts, so it must start first.
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
 
 
 class ThreadDecoders:
-    """Decodes in threads; Pillow releases the interpreter lock while it works."""
+    """Decodes in threads, because Pillow releases the GIL while it decodes."""
 
     def __init__(self, reader: CropReader, num_threads: int) -> None:
         self._reader, self._ahead = reader, _CHUNKS_AHEAD * num_threads
@@ -74,7 +73,7 @@ class ThreadDecoders:
 
 
 class ProcessDecoders:
-    """Decodes in worker processes, started anew (never forked, because the trainer has threads)."""
+    """Decodes in worker processes; spawned, as forking a trainer with threads is unsafe."""
 
     def __init__(
         self,
@@ -88,32 +87,30 @@ class ProcessDecoders:
         self._iterator: Any = None
 
     def decode(self, chunks: Iterable[Chunk]) -> Iterator[Crops]:
-        """Yields the crops. Raises Unavailable within seconds if a worker process ends
-        unexpectedly.
-        """
-        # The generator gives the workers their seed, instead of the trainer's random numbers.
+        """Yields the crops. Raises Unavailable within seconds if a worker is killed."""
+        # Without its own generator, the loader would seed its workers from the trainer's.
         loader: DataLoader[Crops] = DataLoader(
             self._chunks,
-            batch_sampler=chunks,  # type: ignore[arg-type]  # any batches of what the dataset takes
+            batch_sampler=chunks,  # type: ignore[arg-type]  # batches of Sample, not of int
             num_workers=self._num_workers,
             prefetch_factor=_CHUNKS_AHEAD,
-            collate_fn=_as_it_is,
-            worker_init_fn=_end_if_alone,
+            collate_fn=_collate,
+            worker_init_fn=_exit_if_orphaned,
             multiprocessing_context=multiprocessing.get_context("spawn"),
             generator=torch.Generator(),
         )
         self._iterator = iter(loader)
-        # At the exit of a trainer that does not close, multiprocessing would wait for workers that
-        # it cannot terminate.
+        # If the trainer exits without close(), multiprocessing would wait for workers whose SIGTERM
+        # is blocked.
         atexit.register(self.close)
         try:
             yield from self._iterator
         except (RuntimeError, EOFError, OSError) as error:
-            if not _tells_of_death(error):
+            if not _is_worker_lost(error):
                 raise
             raise Unavailable(
                 "a worker process that decodes images was killed",
-                remedy="often memory ran out, or a container's /dev/shm: enlarge it or lower "
+                remedy="often memory or a container's /dev/shm is full: enlarge it, or lower "
                 "data.workers",
             ) from error
 
@@ -121,17 +118,17 @@ class ProcessDecoders:
         atexit.unregister(self.close)
         if self._iterator is None:
             return
-        # Otherwise they end only when the garbage is collected.
+        # Otherwise the workers exit only when the iterator is garbage-collected.
         self._iterator._shutdown_workers()  # noqa: SLF001
         for worker in self._iterator._workers:  # noqa: SLF001
-            # The worker may be stuck in a read, where SIGTERM does not reach it.
+            # SIGTERM does not end a worker that is stuck in a read.
             if worker.is_alive():
                 worker.kill()
         self._iterator = None
 
 
 class _WorkerChunks(Dataset[Crops]):
-    """The state of a worker process, which opens the sources at its first chunk."""
+    """The data set of a worker process, which opens the sources at its first chunk."""
 
     def __init__(
         self, locations: Sequence[str], mode: DecodeMode, augmentation: Augmentation
@@ -143,29 +140,27 @@ class _WorkerChunks(Dataset[Crops]):
         if self._reader is None:
             self._reader = PictureCrops.open(self._locations, self._mode, self._augmentation)
         crops = self._reader.read(samples)
-        # Here an error of a full /dev/shm reaches the trainer; in the queue's own thread it would
-        # be lost.
+        # Moved here so that an error (/dev/shm is full) reaches the trainer; in the queue's thread
+        # it would be lost.
         for pixels in crops.views:
             pixels.share_memory_()
         return crops
 
 
-def _tells_of_death(error: Exception) -> bool:
-    if any(sign in str(error) for sign in _SIGNS_OF_DEATH):
+def _is_worker_lost(error: Exception) -> bool:
+    if any(sign in str(error) for sign in _WORKER_LOST_SIGNS):
         return True
-    # If a worker dies while its crops are handed over, the connection ends or is missing.
-    return isinstance(error, EOFError | OSError) and not str(error).startswith(
-        _FROM_A_LIVING_WORKER
-    )
+    # If a worker dies during the transfer of its crops, the connection breaks.
+    return isinstance(error, EOFError | OSError) and not str(error).startswith(_RAISED_BY_WORKER)
 
 
-def _end_if_alone(worker: int) -> None:
-    """Ends a worker whose trainer was killed while it started; from then on torch watches it."""
+def _exit_if_orphaned(worker: int) -> None:
+    """Exits if the trainer was killed while this worker started; later torch checks that."""
     del worker
     trainer = multiprocessing.parent_process()
     if trainer is not None and not trainer.is_alive():
         os._exit(1)
 
 
-def _as_it_is(chunk: Any) -> Any:
+def _collate(chunk: Any) -> Any:
     return chunk

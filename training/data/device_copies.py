@@ -1,7 +1,7 @@
-"""Copies of images to a GPU that are under way while it computes with the images before.
+"""Copies images to a GPU while it computes with the previous images.
 
-They have a stream of their own; on that of the computation a copy would begin when all that was
-asked for before is done.
+The copies have their own CUDA stream: in the stream of the computation, a copy would wait for all
+operations queued before it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ _Part = TypeVar("_Part", bound=_ImagePart)
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy that was begun; its source is kept, so that no other tensor gets its id."""
+    """A copy in progress; keeps its source, so that no other tensor gets the same id()."""
 
     source: Tensor
     copied: Tensor
@@ -35,58 +35,58 @@ class _Copy:
 
 
 class DeviceCopies:
-    """The tensors of a host on their way to a device.
+    """Copies tensors from the host to a device ahead of their use.
 
-    At most two are under way or waiting: the next one of a step, and the first one of the next
-    step. On a CPU all pass through untouched.
+    At most two copies exist ahead: the step's next tensor, and the next step's first tensor. On a
+    CPU, tensors are returned without a copy.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._begun: dict[int, _Copy] = {}
+        self._started: dict[int, _Copy] = {}
 
-    def begin(self, tensor: Tensor) -> None:
-        """Begins to copy a tensor, which is taken later; any thread may call it."""
-        # An empty micro-batch may never be taken.
+    def start(self, tensor: Tensor) -> None:
+        """Starts copying a tensor for a later `take`; any thread may call it."""
+        # An empty micro-batch may never be taken, so it is not copied.
         if self._stream is None or not len(tensor):
             return
         with torch.cuda.stream(self._stream):
             copied = tensor.to(self._device, non_blocking=True)
-            self._begun[id(tensor)] = _Copy(tensor, copied, self._stream.record_event())
+            self._started[id(tensor)] = _Copy(tensor, copied, self._stream.record_event())
 
     def take(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor on the device; the computation waits for its copy, the host does not."""
-        begun = self._begun.pop(id(tensor), None)
-        if begun is None:
+        """Returns a tensor on the device; only the device waits for the copy, not the host."""
+        copy = self._started.pop(id(tensor), None)
+        if copy is None:
             return tensor.to(self._device, non_blocking=True)
         computing = torch.cuda.current_stream(self._device)
-        computing.wait_event(begun.done)
-        # Its memory was taken on the other stream, and is given back when this one is done with it.
-        begun.copied.record_stream(computing)
-        return begun.copied
+        computing.wait_event(copy.done)
+        # Allocated in the copy stream; may be reused only after the computation has used it.
+        copy.copied.record_stream(computing)
+        return copy.copied
 
-    def in_turn(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Yields tensors on the device, each while the next one is copied."""
+    def iter_on_device(self, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Yields the tensors on the device; while one is used, the next one is copied."""
         for tensor, following in pairwise([*tensors, None]):
             assert tensor is not None
             on_device = self.take(tensor)
             if following is not None:
-                self.begin(following)
+                self.start(following)
             yield on_device
 
     @contextmanager
-    def first_ahead(
+    def prefetch_first(
         self, steps: Iterator[StepBatches[_Part]]
     ) -> Iterator[Iterator[StepBatches[_Part]]]:
-        """Begins to copy the first images of a step while the step before computes."""
+        """Starts copying the first images of each step while the previous step computes."""
         if self._stream is None:
             yield steps
             return
-        with ahead(self._first_begun(steps), 1, self._device) as begun:
-            yield begun
+        with ahead(self._start_first(steps), 1, self._device) as prefetched:
+            yield prefetched
 
-    def _first_begun(self, steps: Iterator[StepBatches[_Part]]) -> Iterator[StepBatches[_Part]]:
+    def _start_first(self, steps: Iterator[StepBatches[_Part]]) -> Iterator[StepBatches[_Part]]:
         for step in steps:
-            self.begin(step.parts[0].images)
+            self.start(step.parts[0].images)
             yield step

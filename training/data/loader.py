@@ -1,4 +1,4 @@
-"""Batches of decoded images, step after step, a few steps ahead of the trainer."""
+"""Loads the batches of decoded images, a few steps ahead of the trainer."""
 
 import logging
 import time
@@ -28,16 +28,16 @@ from mlcd.training.data.decoders import (
 )
 from mlcd.training.data.drawing import draw_columns, label_weights
 from mlcd.training.data.order import locate, part_counts, part_indices, step_shares
-from mlcd.training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
+from mlcd.training.data.pictures import CachedPictures, DecodedPictures, Sample, picture_side
 from mlcd.training.data.settings import BatchSettings
 from mlcd.types import SampleKey
 
 _log = logging.getLogger(__name__)
 
-# The images decoded in one chunk: few enough that all workers share in one step, enough to make the
-# hand-over cheap.
+# Images decoded in one chunk: few enough to spread a step over all workers, enough to keep the
+# transfer cheap.
 _MAX_CHUNK: Final = 32
-_PATIENCE: Final = 1000  # images; the run stops if so many are rejected before the first is decoded
+_MAX_REJECTED: Final = 1000  # the run stops if so many images are rejected before one is decoded
 _FIRST_REPORTS: Final = 10
 _HOST: Final = torch.device("cpu")
 
@@ -46,11 +46,10 @@ _HOST: Final = torch.device("cpu")
 class Batch:
     """One process's share of a micro-batch.
 
-    images: uint8 [b, 3, S, S], one crop of each sample, as the model's input. labels: int64 [b, L],
-    -1 for none. positions: int64 [b], in the endless stream of samples. num_skipped: samples that
-    could not be decoded; they are not among the b. weights: float32 [b, L], how much each label
-    counts; None for all alike. more_views: other crops of the same samples, the local ones last and
-    smaller.
+    images: uint8 [b, 3, S, S], one crop of each sample. labels: int64 [b, L], -1 for none.
+    positions: int64 [b], in the endless stream of samples. num_skipped: number of further samples,
+    which could not be decoded. weights: float32 [b, L], of the labels; None for equal weights.
+    more_views: further crops of the same samples; the smaller local views come last.
     """
 
     images: Tensor
@@ -62,7 +61,7 @@ class Batch:
     more_views: tuple[Tensor, ...] = ()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns all that the step computes with, by name."""
+        """Returns the tensors that the step computes with, by name."""
         tensors = {
             "images": self.images,
             "labels": self.labels,
@@ -81,7 +80,7 @@ class StepPart(Protocol):
     def keys(self) -> tuple[SampleKey, ...]: ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns all that the step computes with, by name."""
+        """Returns the tensors that the step computes with, by name."""
         ...
 
 
@@ -92,7 +91,7 @@ _Part = TypeVar("_Part", bound=StepPart)
 class StepBatches(Generic[_Part]):
     """One process's work in a step.
 
-    parts: computed one after the other. wait_s: the time that the trainer waited for them.
+    parts: micro-batches. wait_s: seconds that the trainer waited for them.
     """
 
     step: int
@@ -103,14 +102,13 @@ class StepBatches(Generic[_Part]):
 class Loader:
     """The batches of all steps from `start_step` to the last one, for process `rank` of `size`.
 
-    Iterate once, then close. A batch depends on dataset, config and step only: a sample that cannot
-    be decoded is left out and counted, never replaced. After each start, every image is compared
-    with its label's SHA-256 until the first whole epoch has ended. num_labels: how many of a
-    sample's labels are drawn each time it is seen, None for all of them. cores: those that this
-    process decodes on, None for its share of this machine's. crop_seed: a seed for the crops alone,
-    instead of the run's.
+    Iterate once, then close. A batch depends only on dataset, config and step: a sample that cannot
+    be decoded is left out and counted, never replaced. Images are compared with their labels'
+    SHA-256 until the first complete epoch since the start has ended. num_labels: number of labels
+    drawn each time a sample is seen; None takes all. cores: CPU cores for decoding; None takes this
+    process's share of the machine. crop_seed: seed of the crops; None takes the run's seed.
 
-    Iterating raises InvalidInput if an image differs from the labeled one or if none can be
+    Iterating raises InvalidInput if an image differs from the labeled image or no image can be
     decoded, and Unavailable if a worker process is killed.
     """
 
@@ -137,14 +135,14 @@ class Loader:
         self._augmentation = Augmentation(config.model.image_size, config.augment, seed)
         first = start_step * config.schedule.batch_size
         sizes = np.array(dataset.sizes)
-        # Checks go on to the end of the first whole epoch: the rest of an interrupted one has some
-        # images only.
+        # Images are checked until a complete epoch has ended: the rest of an interrupted epoch has
+        # only some of the images.
         epochs = -(-part_counts(first, dataset.weights, config.seed) // sizes) + 1
         self._checked_until = epochs * sizes
-        self._skips = _Skips(min(_PATIENCE, len(dataset)))
+        self._rejections = _Rejections(min(_MAX_REJECTED, len(dataset)))
         self._decoders = self._open_decoders()
         self._assembler = ThreadPoolExecutor(
-            1, thread_name_prefix="assemble", initializer=begin_thread, initargs=(device,)
+            1, thread_name_prefix="assemble", initializer=prepare_thread, initargs=(device,)
         )
 
     def __iter__(self) -> Iterator[StepBatches[Batch]]:
@@ -159,14 +157,14 @@ class Loader:
         )
         while waiting:
             step, future = waiting.popleft()
-            began = time.perf_counter()
+            start = time.perf_counter()
             parts = future.result()
-            wait_s = time.perf_counter() - began
+            wait_s = time.perf_counter() - start
             waiting.extend((step, submit()) for step in islice(steps, 1))
             yield StepBatches(step, parts, wait_s)
 
     def close(self) -> None:
-        """Ends the decoding threads and processes."""
+        """Stops the decoding threads and processes."""
         self._assembler.shutdown(cancel_futures=True)
         self._decoders.close()
 
@@ -183,7 +181,7 @@ class Loader:
 
     @property
     def holds_images(self) -> bool:
-        """Tells if decoded images are kept in memory, so that only the first epoch decodes."""
+        """True if all decoded images fit in memory, so that only the first epoch decodes."""
         return len(self._dataset) * 3 * self._side**2 <= self._config.data.memory_gib * 2**30
 
     @property
@@ -196,7 +194,7 @@ class Loader:
             locations = [part.source.location for part in self._dataset.parts]
             return ProcessDecoders(locations, mode, self._augmentation, self._num_decoders)
         decoded = DecodedPictures([part.source for part in self._dataset.parts], self._side, mode)
-        pictures = HeldPictures(decoded) if self.holds_images else decoded
+        pictures = CachedPictures(decoded) if self.holds_images else decoded
         return ThreadDecoders(PictureCrops(pictures, self._augmentation), self._num_decoders)
 
     def _assemble(self) -> Iterator[tuple[Batch, ...]]:
@@ -216,14 +214,14 @@ class Loader:
             for positions in self._shares(step):
                 samples = self._samples(positions)
                 size = max(1, min(_MAX_CHUNK, -(-len(samples) // self._num_decoders)))
-                # A share without samples is one empty chunk, so that every batch has at least one.
+                # A share without samples gets one empty chunk: every batch needs a chunk.
                 starts = range(0, max(len(samples), 1), size)
                 planned.append(_Plan(positions, samples, len(starts)))
                 for start in starts:
                     yield samples[start : start + size]
 
     def _shares(self, step: int) -> Iterator[NDArray[np.int64]]:
-        """Returns the positions of this process's share of each micro-batch of a step."""
+        """Yields the positions of this process's share of each micro-batch of a step."""
         config = self._config
         return step_shares(
             step,
@@ -237,11 +235,11 @@ class Loader:
         dataset = self._dataset
         parts, rows = locate(positions, dataset.sizes, dataset.weights, self._config.seed)
         _, indices = part_indices(positions, dataset.weights, self._config.seed)
-        unchecked = indices < self._checked_until[parts]
+        checks = indices < self._checked_until[parts]
         return [
             self._sample(part, row, position, check=check)
             for part, row, position, check in zip(
-                parts.tolist(), rows.tolist(), positions.tolist(), unchecked.tolist(), strict=True
+                parts.tolist(), rows.tolist(), positions.tolist(), checks.tolist(), strict=True
             )
         ]
 
@@ -251,13 +249,13 @@ class Loader:
         return Sample(part, row, labeled.entries[row], digest, position)
 
     def _batch(self, planned: deque["_Plan"], decoded: Iterator[Crops]) -> Batch:
-        # The batch of a chunk is certain to be planned only after the chunk has come back.
-        first = next(decoded)
+        # The decoders plan a batch when they take its first chunk, so the chunk is read first.
+        first_chunk = next(decoded)
         plan = planned.popleft()
-        chunks = [first, *islice(decoded, plan.num_chunks - 1)]
-        usable, rejected, changed = _indices(plan, chunks)
-        self._refuse_changed(plan, changed)
-        self._skips.count(
+        chunks = [first_chunk, *islice(decoded, plan.num_chunks - 1)]
+        usable, rejected, changed = _collect_indices(plan, chunks)
+        self._check_unchanged(plan, changed)
+        self._rejections.count(
             len(usable),
             {plan.samples[index].entry.key: reason for index, reason in rejected.items()},
         )
@@ -302,29 +300,28 @@ class Loader:
         return self._join_rows([torch.from_numpy(label_weights(scores, labels))])
 
     def _join_rows(self, rows: Sequence[Tensor]) -> Tensor:
-        """Returns the rows of all tensors, where the device can copy them from."""
+        """Concatenates tensors, in pinned memory if the device is a GPU."""
         if self._device.type != "cuda":
             return torch.cat(list(rows))
         shape = (sum(map(len, rows)), *rows[0].shape[1:])
         return torch.cat(list(rows), out=_allocate_pinned(shape, rows[0].dtype))
 
-    def _refuse_changed(self, plan: "_Plan", changed: Sequence[int]) -> None:
+    def _check_unchanged(self, plan: "_Plan", changed: Sequence[int]) -> None:
         if changed:
             sample = plan.samples[changed[0]]
             raise InvalidInput(
-                f"{sample.entry.key} in {self._dataset.parts[sample.part].source.location}: this "
-                "and perhaps more "
-                "images are not those that were labeled, though their keys are the same",
-                remedy="give the labeled images, or embed and label these",
+                f"{sample.entry.key} in {self._dataset.parts[sample.part].source.location} differs "
+                "from the image that was labeled under this key; further images may differ",
+                remedy="give the labeled images, or embed and label the new ones",
             )
 
 
-def begin_thread(device: torch.device) -> None:
-    """Prepares a thread that works for the trainer beside it."""
+def prepare_thread(device: torch.device) -> None:
+    """Prepares a helper thread of the trainer: blocks stop signals and selects the GPU."""
     block_stop_signals()
-    # A GPU without a number is the one that every thread begins with.
+    # A device without an index is every thread's default GPU.
     if device.type == "cuda" and device.index is not None:
-        # Otherwise the thread would pin memory for the first GPU, and take some of its own there.
+        # Otherwise the thread would pin memory for GPU 0, and allocate a context there.
         torch.cuda.set_device(device)
 
 
@@ -334,18 +331,17 @@ def _allocate_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One process's share of a micro-batch before it is decoded.
-
-    It is decoded in `num_chunks` chunks, all of the same size but the last.
-    """
+    """One process's share of a micro-batch before it is decoded, in `num_chunks` chunks."""
 
     positions: NDArray[np.int64]
     samples: list[Sample]
     num_chunks: int
 
 
-def _indices(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, str], list[int]]:
-    """Returns the plan's indices of samples that were kept, rejected and found changed."""
+def _collect_indices(
+    plan: _Plan, chunks: Sequence[Crops]
+) -> tuple[list[int], dict[int, str], list[int]]:
+    """Returns indices into the plan's samples: usable, rejected (with reasons) and changed."""
     usable: list[int] = []
     rejected: dict[int, str] = {}
     changed: list[int] = []
@@ -359,32 +355,30 @@ def _indices(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int,
     return usable, rejected, changed
 
 
-class _Skips:
-    """Logs samples that cannot be decoded: the first ones one by one, later ones ever more rarely.
+class _Rejections:
+    """Logs samples that cannot be decoded: the first ten, then ever more rarely.
 
-    It gives up if no sample can be decoded.
+    It raises if no sample can be decoded.
     """
 
-    def __init__(self, patience: int) -> None:
-        self._patience, self._num_decoded, self._num_rejected = patience, 0, 0
+    def __init__(self, max_rejected: int) -> None:
+        self._max_rejected, self._num_decoded, self._num_rejected = max_rejected, 0, 0
         self._keys: set[SampleKey] = set()
 
     def count(self, num_decoded: int, rejected: Mapping[SampleKey, str]) -> None:
-        """Raises InvalidInput if `patience` samples were rejected before the first could be
-        decoded.
-        """
+        """Raises InvalidInput if `max_rejected` samples were rejected before one was decoded."""
         self._num_decoded += num_decoded
         self._num_rejected += len(rejected)
         for key, reason in rejected.items():
             if key not in self._keys:
                 self._keys.add(key)
                 self._report(key, reason)
-        if rejected and not self._num_decoded and self._num_rejected >= self._patience:
+        if rejected and not self._num_decoded and self._num_rejected >= self._max_rejected:
             key, reason = list(rejected.items())[-1]
             raise InvalidInput(
                 f"none of the first {self._num_rejected} images can be read, the last one {key}: "
                 f"{reason}",
-                remedy="are they still where they were when the run was started?",
+                remedy="put the images back where they were when the run started",
             )
 
     def _report(self, key: SampleKey, reason: str) -> None:

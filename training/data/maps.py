@@ -1,8 +1,8 @@
-"""The training set of all processes of a machine, where it is large: files that all of them map.
+"""Shares a large training set among the processes of a machine: all of them map the same files.
 
-A process of its own joins images and labels and writes the files, so that what the join takes is
-given back to the last byte. They are in the user's cache directory, and lose their names as soon as
-all have opened them: nothing is left behind, and nothing can be out of date.
+A separate process joins images and labels and writes the files, so that all memory of the join is
+freed. The files are in the user's cache directory and are deleted as soon as all processes have
+opened them, so none is left behind or becomes outdated.
 """
 
 import json
@@ -30,18 +30,17 @@ from mlcd.training.processes import Processes
 
 _log = logging.getLogger(__name__)
 
-_WORTH_MAPPING: Final = 1 << 20  # labeled images; fewer take each process some 100 MiB
-_FORGOTTEN_S: Final = 86_400.0  # what a killed process left is removed after a day
+_MIN_MAPPED: Final = 1 << 20  # labeled images; fewer take each process only about 100 MiB
+_LEFTOVER_S: Final = 86_400.0  # folders of killed processes are removed after a day
 _FACTS: Final = "facts.json"
 _COLUMNS: Final = ("labels", "sha256", "scores")
 
 
 def open_shared_dataset(config: DatasetSettings, processes: Processes) -> Dataset:
-    """Opens the data set as `open_dataset` does, a large one in memory that the processes of this
-    machine share.
+    """Opens the data set as `open_dataset` does; a large data set is shared in mapped files.
 
-    Where the cache directory cannot be written, each process has columns of its own. Every process
-    calls it, and all leave by an exception if one does.
+    If the cache directory cannot be written, each process opens its own copy. Every process calls
+    it, and if one raises, all do.
     """
     token = processes.world.share(secrets.token_hex(8))
     leader = processes.world.rank - processes.local_rank
@@ -49,24 +48,24 @@ def open_shared_dataset(config: DatasetSettings, processes: Processes) -> Datase
     try:
         with processes.failing_together():
             tables = label_tables(config, verify_files=False)
-            if sum(table.num_rows for table in tables) < _WORTH_MAPPING:
+            if sum(table.num_rows for table in tables) < _MIN_MAPPED:
                 return open_dataset(config)
             with processes.lead(f"data/{token}"):
                 if processes.local_rank == 0:
-                    _write_elsewhere(config, folder)
+                    _write_in_process(config, folder)
                 return open_maps(config, folder) if folder.is_dir() else open_dataset(config)
     finally:
         if processes.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_elsewhere(config: DatasetSettings, folder: Path) -> None:
-    """Writes the files of a data set in another process, and raises its error.
+def _write_in_process(config: DatasetSettings, folder: Path) -> None:
+    """Writes the files of a data set in another process, and raises that process's error.
 
-    If the folder cannot be written, it is removed.
+    If the folder cannot be written, it is removed and a warning is logged.
     """
     try:
-        _remove_forgotten(folder.parent)
+        _remove_leftovers(folder.parent)
         folder.mkdir(parents=True)
     except OSError as error:
         _warn(folder, error)
@@ -80,7 +79,8 @@ def _write_elsewhere(config: DatasetSettings, folder: Path) -> None:
         warnings, failure = receiving.recv()
     except EOFError as ended:
         raise Unavailable(
-            "the process that joins images and labels was killed", remedy="often memory ran out"
+            "the process that joins images and labels was killed",
+            remedy="often memory ran out: free some, or use a machine with more",
         ) from ended
     finally:
         process.join()
@@ -108,15 +108,15 @@ def _join_and_write(config: DatasetSettings, folder: Path, parent: Connection) -
 
 def _warn(folder: Path, error: OSError) -> None:
     _log.warning(
-        "%s cannot be written (%s): each process keeps all keys and labels in its own memory; name "
-        "another cache with XDG_CACHE_HOME",
+        "%s cannot be written (%s), so each process keeps all keys and labels in its own memory; "
+        "set another cache directory with XDG_CACHE_HOME",
         folder.parent,
         error.strerror,
     )
 
 
 class _Messages(logging.Handler):
-    """A handler that keeps messages for another process."""
+    """A log handler that collects messages to send to another process."""
 
     def __init__(self, level: int) -> None:
         super().__init__(level)
@@ -127,12 +127,12 @@ class _Messages(logging.Handler):
 
 
 def write_maps(dataset: Dataset, folder: Path) -> None:
-    """Writes the columns of a data set for `open_maps`, into an empty folder. Raises OSError."""
-    for number, part in enumerate(dataset.parts):
-        part.entries.write(folder / f"{number}.arrow")
+    """Writes the columns of a data set into an empty folder, for `open_maps`. Raises OSError."""
+    for index, part in enumerate(dataset.parts):
+        part.entries.write(folder / f"{index}.arrow")
         for name in _COLUMNS:
             if (column := getattr(part, name)) is not None:
-                np.save(_column(folder, number, name), column)
+                np.save(_column(folder, index, name), column)
     facts = {
         "listings": [part.listing_digest for part in dataset.parts],
         "num_unlabeled": dataset.num_unlabeled,
@@ -142,38 +142,38 @@ def write_maps(dataset: Dataset, folder: Path) -> None:
 
 
 def open_maps(config: DatasetSettings, folder: Path) -> Dataset:
-    """Opens what `write_maps` wrote for the same config; it stays when the files are removed."""
+    """Opens the files of `write_maps` for the same config; they may be deleted afterwards."""
     facts: dict[str, Any] = json.loads((folder / _FACTS).read_text())
     parts = [
-        _part(source, folder, number, listing)
-        for number, (source, listing) in enumerate(
+        _part(source, folder, index, listing)
+        for index, (source, listing) in enumerate(
             zip(config.data.sources, facts["listings"], strict=True)
         )
     ]
-    # The process that joined has verified them.
+    # The process that joined images and labels has verified the files.
     tables = label_tables(config, verify_files=False)
     return Dataset.of(parts, tables, facts["num_unlabeled"], facts["num_missing"])
 
 
-def _part(mixed: MixedSource, folder: Path, number: int, listing: str) -> Part:
-    labels, sha256, scores = (_map_column(_column(folder, number, name)) for name in _COLUMNS)
+def _part(mixed: MixedSource, folder: Path, index: int, listing: str) -> Part:
+    labels, sha256, scores = (_map_column(_column(folder, index, name)) for name in _COLUMNS)
     assert labels is not None
     assert sha256 is not None
-    source, entries = open_source(mixed.images), Entries.open_mapped(folder / f"{number}.arrow")
+    source, entries = open_source(mixed.images), Entries.open_mapped(folder / f"{index}.arrow")
     return Part(source, entries, labels, sha256, mixed.weight, scores, listing)
 
 
-def _column(folder: Path, number: int, name: str) -> Path:
-    return folder / f"{number}.{name}.npy"
+def _column(folder: Path, index: int, name: str) -> Path:
+    return folder / f"{index}.{name}.npy"
 
 
 def _map_column(path: Path) -> NDArray[Any] | None:
-    # A plain array over the map: rows of np.memmap take twice as long to get.
+    # A plain array on the same memory, because reading rows of np.memmap takes twice as long.
     return np.asarray(np.load(path, mmap_mode="r")) if path.is_file() else None
 
 
-def _remove_forgotten(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
     with suppress(OSError):
         for old in folder.iterdir():
-            if time.time() - old.stat().st_mtime > _FORGOTTEN_S:
+            if time.time() - old.stat().st_mtime > _LEFTOVER_S:
                 shutil.rmtree(old, ignore_errors=True)

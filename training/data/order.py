@@ -1,7 +1,7 @@
 """The samples of each step, as stateless functions of the position in an endless stream.
 
-So resuming needs one integer. The order depends only on the data sets' sizes, their weights and the
-seed: not on the batch size, the number of processes or the number of workers.
+So the step is all that resuming needs. The order depends only on the data sets' sizes, their
+weights and the seed, not on batch size or the numbers of processes and workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,14 @@ BLOCK: Final = 4096
 
 
 def step_positions(step: int, batch_size: int) -> NDArray[np.int64]:
-    """Returns the positions of a step's samples in the endless stream, for all processes."""
+    """Returns the stream positions of a step's samples, over all processes."""
     return np.arange(step * batch_size, (step + 1) * batch_size)
 
 
 def step_shares(
     step: int, batch_size: int, num_parts: int, rank: int, size: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Yields the positions of a process's share of each of the micro-batches of a step."""
+    """Yields the positions of a process's share of each of a step's `num_parts` micro-batches."""
     positions = step_positions(step, batch_size)
     for part in range(num_parts):
         micro_batch = positions[own_part(len(positions), part, num_parts)]
@@ -33,7 +33,7 @@ def step_shares(
 
 
 def own_part(num: int, rank: int, size: int) -> slice:
-    """Returns the rank's contiguous share of num; the first num % size ranks take one more."""
+    """Returns the rank's contiguous share of `num`; the first num % size ranks get one more."""
     share, more = divmod(num, size)
     start = share * rank + min(rank, more)
     return slice(start, start + share + (rank < more))
@@ -42,18 +42,18 @@ def own_part(num: int, rank: int, size: int) -> slice:
 def locate(
     positions: NDArray[np.int64], sizes: Sequence[int], weights: Sequence[float], seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the (part, row) at each position, [n] each.
+    """Returns the part and the row at each position, [n] each.
 
-    Every part goes through epochs of its own, each a permutation.
+    Each part has its own epochs; each epoch is a permutation of the part's rows.
     """
     parts, indices = part_indices(positions, weights, seed)
     rows = np.empty_like(positions)
     for part, size in enumerate(sizes):
-        of_part = np.flatnonzero(parts == part)
-        epochs, offsets = np.divmod(indices[of_part], size)
+        in_part = np.flatnonzero(parts == part)
+        epochs, offsets = np.divmod(indices[in_part], size)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
-            rows[of_part[in_epoch]] = permute_positions(
+            rows[in_part[in_epoch]] = permute_positions(
                 offsets[in_epoch], size, seed, Stream.EPOCHS, part, int(epoch)
             )
     return parts, rows
@@ -62,8 +62,8 @@ def locate(
 def part_indices(
     positions: NDArray[np.int64], weights: Sequence[float], seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the part at each position and how many of the same part precede it in the stream, [n]
-    each.
+    """Returns, for each position, its part and the number of earlier positions of the same part,
+    [n] each.
     """
     if len(weights) == 1:
         return np.zeros_like(positions), positions.copy()
@@ -75,28 +75,28 @@ def part_indices(
         in_block = blocks == block
         drawn = permute_positions(np.arange(BLOCK), BLOCK, seed, Stream.MIXTURE, int(block))
         part_of_slot = np.searchsorted(ends, drawn, side="right")
-        before = np.empty(BLOCK, dtype=np.int64)
+        num_before = np.empty(BLOCK, dtype=np.int64)
         for part, share in enumerate(shares):
-            before[part_of_slot == part] = np.arange(share)
+            num_before[part_of_slot == part] = np.arange(share)
         parts[in_block] = part_of_slot[slots[in_block]]
-        indices[in_block] = block * shares[parts[in_block]] + before[slots[in_block]]
+        indices[in_block] = block * shares[parts[in_block]] + num_before[slots[in_block]]
     return parts, indices
 
 
 def part_counts(position: int, weights: Sequence[float], seed: int) -> NDArray[np.int64]:
-    """Returns how many samples of each part precede a position, [parts]."""
-    begun = np.arange(position // BLOCK * BLOCK, position)
-    parts, _ = part_indices(begun, weights, seed)
+    """Returns the number of samples of each part before a position, [parts]."""
+    in_block_before = np.arange(position // BLOCK * BLOCK, position)
+    parts, _ = part_indices(in_block_before, weights, seed)
     counts: NDArray[np.int64] = position // BLOCK * block_shares(weights)
     np.add.at(counts, parts, 1)
     return counts
 
 
 def block_shares(weights: Sequence[float]) -> NDArray[np.int64]:
-    """Returns how many positions of each block every part gets, [parts]; they sum to BLOCK.
+    """Returns each part's number of positions in a block, [parts]; they sum to BLOCK.
 
-    Shares are rounded by largest remainder. Raises ConfigInvalid if a weight is too small to get
-    any.
+    Shares are rounded by the largest-remainder method. Raises ConfigInvalid if a weight is too
+    small for one position.
     """
     exact = np.asarray(weights, dtype=np.float64)
     exact = exact / exact.sum() * BLOCK
@@ -106,8 +106,8 @@ def block_shares(weights: Sequence[float]) -> NDArray[np.int64]:
     if not shares.all():
         smallest = int(np.argmin(exact))
         raise ConfigInvalid(
-            f"data.mix.{smallest}.weight={weights[smallest]:g} is less than 1/{BLOCK} of all "
-            "weights",
+            f"data.mix.{smallest}.weight must be at least 1/{BLOCK} of the sum of all weights, got "
+            f"{weights[smallest]:g}",
             remedy="raise it, or leave this data set out",
         )
     return shares

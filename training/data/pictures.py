@@ -1,4 +1,4 @@
-"""Encoded images to pictures: complete, upright, no larger than the smallest crop needs."""
+"""Decodes images to whole, upright pictures, shrunk to the size that the smallest crop needs."""
 
 import hashlib
 import math
@@ -18,16 +18,17 @@ from mlcd.images.source import Source
 from mlcd.images.transform import DecodeMode
 from mlcd.training.data.augment_config import AugmentConfig
 
-# The smallest crop's side over the model's input side: shrinking twice then loses less than 5 % of
-# the sharpness.
+# Ratio of the smallest crop's side to the model's input side. At this ratio, resizing twice (the
+# picture, then the crop) loses less than 5 % of the sharpness.
 _OVERSIZE: Final = 1.75
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample to be decoded, and to be cropped by its `position` in the stream.
+    """A sample to decode and crop.
 
-    sha256: the digest that the image must have; None if it was checked before.
+    position: in the stream; decides the crops. sha256: digest of the labeled image; None skips the
+    comparison.
     """
 
     part: int
@@ -41,8 +42,8 @@ class Sample:
 class Picture:
     """A decoded picture.
 
-    pixels: uint8 [h, w, 3], of a picture whose full size is `width` x `height`. changed: it differs
-    from the one that was labeled.
+    pixels: uint8 [h, w, 3], maybe shrunk. width, height: full size in pixels. changed: the image
+    differs from the labeled image.
     """
 
     pixels: NDArray[np.uint8]
@@ -59,7 +60,7 @@ class Pictures(Protocol):
 
 
 def picture_side(image_size: int, config: AugmentConfig) -> int:
-    """Returns the side of the square that has as many pixels as the largest kept picture."""
+    """Returns the square root of the largest number of pixels to which pictures are shrunk."""
     return max(
         math.ceil(_OVERSIZE * config.size_of(view, image_size) / math.sqrt(config.area_of(view)[0]))
         for view in range(config.num_views)
@@ -67,9 +68,9 @@ def picture_side(image_size: int, config: AugmentConfig) -> int:
 
 
 def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:
-    """Decodes the picture in `data` in its own proportions.
+    """Decodes a picture, keeping its proportions, and shrinks it to at most about side² pixels.
 
-    It is shrunk if it has more pixels than `side` squared. Raises ImageRejected.
+    Raises ImageRejected.
     """
     if mode == "fast":
         scaled = decode_scaled(data, shortest=side)
@@ -84,7 +85,7 @@ def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:
 
 
 class DecodedPictures:
-    """Reads and decodes at each call."""
+    """Reads and decodes the image at each call."""
 
     def __init__(self, sources: Sequence[Source], side: int, mode: DecodeMode) -> None:
         self._sources, self._side, self._mode = sources, side, mode
@@ -97,27 +98,25 @@ class DecodedPictures:
         return picture
 
 
-class HeldPictures:
-    """Decodes each sample at its first request, and keeps the picture or the reason of its
-    rejection.
-    """
+class CachedPictures:
+    """Decodes each sample at its first request, and caches the picture or the rejection."""
 
     def __init__(self, pictures: Pictures) -> None:
         self._pictures = pictures
-        # Two threads may meet the same sample at once; both keep the same picture.
-        self._held: dict[tuple[int, int], Picture | ImageRejected] = {}
+        # Two threads may decode the same sample at once; both cache the same picture.
+        self._cached: dict[tuple[int, int], Picture | ImageRejected] = {}
 
     def read(self, sample: Sample) -> Picture:
-        position = sample.part, sample.row
-        picture = self._held.get(position)
+        sample_id = sample.part, sample.row
+        picture = self._cached.get(sample_id)
         if picture is None:
             try:
                 picture = self._pictures.read(sample)
             except ImageRejected as rejection:
-                if is_fault(rejection.__cause__):  # the disk may answer the next time
+                if is_fault(rejection.__cause__):  # a read error, which may be temporary
                     raise
                 picture = rejection
-            self._held[position] = picture
+            self._cached[sample_id] = picture
         if isinstance(picture, ImageRejected):
             raise picture.with_traceback(None)
         return picture

@@ -1,4 +1,4 @@
-"""Changes of color as tensor code for any device, with the draws of `mlcd.training.data.colors`.
+"""Applies the changes of color that `mlcd.training.data.colors` draws, on any device.
 
 Shapes: B images, C = 3 channels, H = W the side. Values are float, in 0..255, and are not rounded.
 The operations are torchvision's for floating-point images.
@@ -20,14 +20,14 @@ _SOLARIZED_FROM = 128.0
 def recolor(x_BCHW: Tensor, colors: Colors) -> Tensor:
     """Changes the images in place, and returns them.
 
-    The order is that of SimCLR, BYOL and DINO: jitter, gray, blur, solarize. Which images change
-    the host knows, so that a device need not be waited for.
+    The order is that of SimCLR, BYOL and DINO: jitter, gray, blur, solarize. The host knows which
+    images change, so it does not wait for the device.
     """
     for slot in range(len(JITTERS)):
-        for number, name in enumerate(JITTERS):
+        for jitter, name in enumerate(JITTERS):
             if name in colors.jitters:
-                chosen = colors.jittered & (colors.order[:, slot] == number)
-                _change(x_BCHW, chosen, _JITTERING[name], colors.factors[:, number])
+                chosen = colors.jittered & (colors.order[:, slot] == jitter)
+                _change(x_BCHW, chosen, _JITTERING[name], colors.factors[:, jitter])
     _change(x_BCHW, colors.gray, _gray)
     _change(x_BCHW, colors.blurred, _blur, colors.sigma)
     _change(x_BCHW, colors.solarized, _solarize)
@@ -48,8 +48,8 @@ def _change(
     index = torch.from_numpy(rows).to(device, non_blocking=True)
     arguments = []
     if factors is not None:
-        own = torch.from_numpy(factors[rows]).to(device, x_BCHW.dtype, non_blocking=True)
-        arguments.append(own[:, None, None, None])
+        row_factors = torch.from_numpy(factors[rows]).to(device, x_BCHW.dtype, non_blocking=True)
+        arguments.append(row_factors[:, None, None, None])
     x_BCHW.index_copy_(0, index, operation(x_BCHW.index_select(0, index), *arguments))
 
 
@@ -65,19 +65,19 @@ def _saturate(x_BCHW: Tensor, factor: Tensor) -> Tensor:
     return _blend(x_BCHW, _gray(x_BCHW), factor)
 
 
-def _hue_turned(x_BCHW: Tensor, turn: Tensor) -> Tensor:
+def _turn_hue(x_BCHW: Tensor, turn: Tensor) -> Tensor:
     """Turns the hue of HSV by a share of the circle; value and saturation stay."""
     red, green, blue = x_BCHW.split(1, dim=1)
     value = x_BCHW.amax(dim=1, keepdim=True)
     chroma = value - x_BCHW.amin(dim=1, keepdim=True)
-    # A gray pixel has no hue; any will do.
+    # A gray pixel has no hue; any value works, because its chroma is 0.
     divisor = torch.where(chroma == 0.0, torch.ones_like(chroma), chroma)
     sextant = torch.where(
         value == red,
         (green - blue) / divisor,
         torch.where(value == green, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0),
     )
-    # The closed form of the way back, for red, green and blue.
+    # The closed form of the conversion back to red, green and blue.
     phase = torch.cat([sextant + offset for offset in (5.0, 3.0, 1.0)], dim=1)
     phase.add_(6.0 * turn).remainder_(6.0)
     share = torch.minimum(phase, 4.0 - phase).clamp_(0.0, 1.0)
@@ -95,17 +95,17 @@ def _gray(x_BCHW: Tensor) -> Tensor:
 def _blur(x_BCHW: Tensor, sigma: Tensor) -> Tensor:
     """Convolves with a Gaussian in both directions; the border is reflected.
 
-    A direction is one product with a matrix, which holds the weights and the reflection. Matrices
-    are as fast as convolutions for images of this size, and each image has a deviation of its own.
+    Each direction is one product with a matrix of the weights, including the reflection. For images
+    of this size this is as fast as a convolution, and it allows one sigma per image.
     """
     side = x_BCHW.shape[-1]
-    place = torch.arange(side, device=x_BCHW.device, dtype=x_BCHW.dtype)
-    to, source = place[:, None], place[None, :]
+    position = torch.arange(side, device=x_BCHW.device, dtype=x_BCHW.dtype)
+    target, source = position[:, None], position[None, :]
     last = side - 1.0
-    weight = _gaussian(to - source, sigma)
-    # Position -j shows j, and last + j shows last - j; the outermost pixels are not repeated.
-    weight += _gaussian(to + source, sigma) * (source > 0.0)
-    weight += _gaussian(to - (2.0 * last - source), sigma) * (source < last)
+    weight = _gaussian(target - source, sigma)
+    # Position -j reflects to j, and last + j to last - j; border pixels are not repeated.
+    weight += _gaussian(target + source, sigma) * (source > 0.0)
+    weight += _gaussian(target - (2.0 * last - source), sigma) * (source < last)
     weight /= weight.sum(dim=-1, keepdim=True)
     return weight @ x_BCHW @ weight.transpose(-1, -2)
 
@@ -126,5 +126,5 @@ _JITTERING: dict[str, Callable[..., Tensor]] = {
     "brightness": _brighten,
     "contrast": _change_contrast,
     "saturation": _saturate,
-    "hue": _hue_turned,
+    "hue": _turn_hue,
 }

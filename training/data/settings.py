@@ -1,4 +1,4 @@
-"""The settings that the data of a run reads of its configuration, assembled above this room."""
+"""The settings that this package reads; `training/config.py` assembles them."""
 
 from typing import Literal, Protocol
 

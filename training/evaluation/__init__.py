@@ -1,1 +1,1 @@
-"""Evaluators of representations: each yields (name, value) pairs."""
+"""Evaluations of representations: k-NN, clusters, probes, fine-tuning, zero-shot, retrieval."""

@@ -1,4 +1,4 @@
-"""The commands `mlcd evaluate`, which measure what a run, a model or embeddings are worth."""
+"""The commands `mlcd evaluate`, which measure the quality of a run, a model or embeddings."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,7 @@ from mlcd.commands.common_options import (
     unmatched_option,
 )
 from mlcd.progress import Reporter
+from mlcd.training.delayed_exit import delayed_exit
 from mlcd.training.evaluation.fine_tuning.cli import evaluate_fine_tune
 from mlcd.training.evaluation.patches.cli import evaluate_pca
 from mlcd.training.evaluation.robustness.cli import evaluate_robustness
@@ -23,7 +24,6 @@ from mlcd.training.evaluation.texts.cli import (
     evaluate_retrieval,
     evaluate_zero_shot,
 )
-from mlcd.training.last_word import leaving_the_last_word
 from mlcd.world import is_first
 
 if TYPE_CHECKING:
@@ -61,12 +61,10 @@ def _common_options(command: _Command) -> _Command:
     """Adds the arguments and options that every kind of evaluation takes."""
     decorators: list[Callable[[_Command], _Command]] = [
         click.argument("checkpoints", nargs=-1, metavar="[CHECKPOINT]...", type=WEIGHTS),
-        click.option(
-            "--images", help="Images to encode; default: those that the run was trained on."
-        ),
+        click.option("--images", help="Images to encode; default: the run's training images."),
         click.option(
             "--train",
-            help="The known side: images, embeddings, or a .txt file of keys, one a line.",
+            help="The known side: images, embeddings, or a .txt file with one key per line.",
         ),
         click.option("--test", help="With --train: the tested side, of the same kind."),
         click.option(
@@ -78,15 +76,15 @@ def _common_options(command: _Command) -> _Command:
             "--seen",
             "may_be_seen",
             is_flag=True,
-            help="Count test images that a run has seen, and do not refuse them.",
+            help="Allow test images that the run was trained or clustered on, and count them.",
         ),
         click.option(
             "--features",
             type=click.Choice(["embedding", "pooled"]),
             default="embedding",
             show_default=True,
-            help="embedding: as served. pooled: before the projection, not normalized, as CLIP's "
-            "protocol.",
+            help="embedding: as served. pooled: before the projection, not normalized, as in "
+            "CLIP's protocol.",
         ),
         unmatched_option,
         click.option("--out", type=ARTIFACT_OUT, help="Also write the results as an artifact."),
@@ -100,8 +98,8 @@ def _common_options(command: _Command) -> _Command:
 _hold_out = click.option(
     "--hold-out",
     type=click.FloatRange(0, 1, max_open=True),
-    help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what "
-    "the folders say]",
+    help="Share of each class to test on, by the hash of the key.  [default: 0.2, or the split of "
+    "the folders]",
 )
 _METRICS: Final = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
 _metric = click.option(
@@ -116,7 +114,7 @@ _metric = click.option(
 @_hold_out
 @_metric
 @click.option("--neighbors", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--leave-one-out", is_flag=True, help="Let all others vote for each image.")
+@click.option("--leave-one-out", is_flag=True, help="Test every image; all other images vote.")
 @_common_options
 def evaluate_knn(
     checkpoints: tuple[str, ...],
@@ -187,15 +185,15 @@ def evaluate_linear_probe(
 ) -> None:
     """CLIP's linear probe: logistic regression on fixed features.
 
-    C is searched from coarse to fine on validation images, a fifth of those that are not held out.
-    The tested model is fitted again on all images that are not held out. CLIP's protocol takes
+    C is searched from coarse to fine on validation images, a fifth of the images that are not held
+    out. The tested model is fitted again on all images that are not held out. CLIP's protocol uses
     --features pooled.
     """
     from mlcd.training.evaluation.label_tables import read_labels
     from mlcd.training.evaluation.report import LabelsProtocol, ProbeProtocol
 
     if (labels is None) != (metric != "map-11"):
-        raise click.UsageError("--labels and --metric map-11 go together")
+        raise click.UsageError("--labels and --metric map-11 require each other")
     protocol: Protocol = (
         ProbeProtocol(features, cast("Metric", metric), hold_out)
         if labels is None
@@ -224,7 +222,7 @@ def _measure(
     if not is_first():
         reporter = Reporter("silent")
     with (
-        leaving_the_last_word(),
+        delayed_exit(),
         open_processes() as processes,
         processes.failing_together(),
     ):
@@ -251,19 +249,19 @@ def _sides(train: str | None, test: str | None) -> "Sides | None":
     if train is None and test is None:
         return None
     if train is None or test is None:
-        raise click.UsageError("--train and --test go together")
+        raise click.UsageError("--train and --test require each other")
     return Sides.of(train, test)
 
 
 def _list_paths(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Path]:
     """Returns the paths to evaluate.
 
-    With an embeddings artifact on each side, that is the test artifact itself.
+    If --train and --test are embeddings, the test artifact is evaluated.
     """
     if sides is not None and sides.kind == "embeddings":
         if checkpoints:
             raise click.UsageError(
-                "embeddings on both sides are evaluated themselves: leave out CHECKPOINT"
+                "--train and --test with embeddings need no model: leave out CHECKPOINT"
             )
         return [Path(sides.test)]
     if not checkpoints:

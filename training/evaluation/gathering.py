@@ -1,4 +1,4 @@
-"""The answers about all tested samples, of which each process has its share."""
+"""Gathers the answers about all tested samples from all processes."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from mlcd.world import World
 
 
 def gather_answers(own: Answers, world: World) -> Answers:
-    """Returns the answers of all processes, in the order of their ranks, in every process."""
+    """Returns the answers of all processes, in the order of their ranks; every process gets all."""
     columns = torch.from_numpy(np.stack([own.classes, own.rank, own.margin], axis=1))
     classes, rank, margin = world.gather_rows(columns).numpy().T
     return Answers(classes.astype(np.int64), rank.astype(np.int64), margin, own.num_classes)

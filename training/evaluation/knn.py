@@ -18,8 +18,8 @@ from mlcd.types import Embeddings, unit_rows
 from mlcd.world import World
 
 TEMPERATURE: Final = 0.07  # Wu et al., CVPR 2018; unicom's evaluator
-# Served embeddings are unit to float32's rounding; within this tolerance rows are used as they are.
-_UNIT: Final = 1e-5
+# Rows with norms within this tolerance of 1 count as normalized, up to float32's rounding.
+_UNIT_TOLERANCE: Final = 1e-5
 
 
 def knn(
@@ -39,10 +39,10 @@ def knn(
 def knn_answers(
     samples: LabeledRows, *, neighbors: int, hold_out: float, world: World | None = None
 ) -> Answers:
-    """Returns the classes of a weighted vote of neighbors among the known samples.
+    """Classifies the test samples by a weighted vote of their nearest known samples.
 
-    hold_out: the share that is tested on if the samples have no split; with 0, every sample is
-    tested by all others. The result is the same in every process, whatever their number.
+    hold_out: share of each class to test on if the samples have no split; 0 tests every sample with
+    all others voting. All processes return the same result, for any number of processes.
     """
     check_several_classes(samples.class_names)
     leave_one_out = hold_out == 0 and samples.own_split is None
@@ -50,22 +50,23 @@ def knn_answers(
     test, voting = (np.ones_like(split.test),) * 2 if leave_one_out else (split.test, split.known)
     if not voting.any() or not test.any():
         raise InvalidInput(
-            f"{len(test)} images cannot be split into known ones and ones to test on"
+            f"k-NN requires known images and test images, but of {len(test)} images one part is"
+            " empty"
         )
-    rows, classes = _directions(samples.rows), samples.classes
+    rows, classes = _normalize_rows(samples.rows), samples.classes
     world = world or World()
     queries = np.flatnonzero(test)
-    own = queries[own_part(len(queries), world.rank, world.size)]
-    itself = own if leave_one_out else None
+    own_queries = queries[own_part(len(queries), world.rank, world.size)]
+    self_rows = own_queries if leave_one_out else None
     votes = count_votes(
-        rows[own],
+        rows[own_queries],
         rows[voting],
         classes[voting],
         num_classes=int(classes.max()) + 1,
         neighbors=neighbors,
-        itself=itself,
+        self_rows=self_rows,
     )
-    return gather_answers(answers(votes, classes[own]), world)
+    return gather_answers(answers(votes, classes[own_queries]), world)
 
 
 def count_votes(
@@ -75,28 +76,27 @@ def count_votes(
     *,
     num_classes: int,
     neighbors: int,
-    itself: NDArray[np.integer] | None = None,
+    self_rows: NDArray[np.integer] | None = None,
 ) -> NDArray[np.float64]:
-    """Returns [N, C]: the sum of exp(cosine / 0.07) of each class among the nearest.
+    """Returns votes [N, C]: for each class the sum of exp((cosine - 1) / 0.07) over the neighbors.
 
-    itself: the row of each query in `voters`, which does not vote.
+    self_rows: row of each query in `voters`, which does not vote; None if no query is a voter.
     """
     votes = np.zeros((len(queries), num_classes))
     if len(queries) == 0:
         return votes
-    neighbors_found = nearest_centers(
-        queries, voters, top=min(neighbors + (itself is not None), len(voters))
+    nearest = nearest_centers(
+        queries, voters, top=min(neighbors + (self_rows is not None), len(voters))
     )
     ids, weights = (
-        neighbors_found.ids,
-        np.exp((neighbors_found.scores.astype(np.float64) - 1.0) / TEMPERATURE),
+        nearest.ids,
+        np.exp((nearest.scores.astype(np.float64) - 1.0) / TEMPERATURE),
     )
-    if itself is not None:
-        own = ids == itself[:, None]
-        # If more equal rows with lower ids exist than there are neighbors, the query itself is not
-        # found and  the last neighbor is one too many.
-        own[~own.any(axis=1), -1] = True
-        weights[own] = 0.0
+    if self_rows is not None:
+        is_excluded = ids == self_rows[:, None]
+        # If equal rows with lower ids crowd out the query itself, drop the last neighbor instead.
+        is_excluded[~is_excluded.any(axis=1), -1] = True
+        weights[is_excluded] = 0.0
     rows = np.repeat(np.arange(len(queries)), ids.shape[1])
     np.add.at(votes, (rows, classes[ids].ravel()), weights.ravel())
     return votes
@@ -105,10 +105,10 @@ def count_votes(
 def clusters(samples: LabeledRows, *, seed: int) -> Iterator[tuple[str, float]]:
     """Yields purity and normalized mutual information of spherical k-means clusters and classes.
 
-    There are as many clusters as classes. If the samples have a split, the known ones are clustered
-    and the tested ones take their nearest center.
+    The number of clusters is the number of classes. If the samples have a split, the known samples
+    are clustered and the tested samples are assigned to their nearest center.
     """
-    rows, split = _directions(samples.rows), samples.own_split
+    rows, split = _normalize_rows(samples.rows), samples.own_split
     clustered = np.ones(len(rows), np.bool_) if split is None else split.known
     num_classes = len(np.unique(samples.classes[clustered]))
     clustering = kmeans([rows[clustered]], num_classes, seed=seed)
@@ -123,6 +123,6 @@ def clusters(samples: LabeledRows, *, seed: int) -> Iterator[tuple[str, float]]:
         yield "test_images", float(split.test.sum())
 
 
-def _directions(rows: NDArray[np.float32]) -> Embeddings:
+def _normalize_rows(rows: NDArray[np.float32]) -> Embeddings:
     norms = np.linalg.norm(rows, axis=1)
-    return rows if np.abs(norms - 1).max() < _UNIT else unit_rows(rows)
+    return rows if np.abs(norms - 1).max() < _UNIT_TOLERANCE else unit_rows(rows)

@@ -1,7 +1,7 @@
 """CLIP's linear probe (Radford et al. 2021, appendix A.3), a logistic regression on fixed features.
 
-The features are used unchanged. C is searched on 96 steps of equal ratio over 1e-6..1e6, from
-coarse to fine, by the score on validation images. The tested model is fitted again with the best C,
+The features are not normalized. C is searched from coarse to fine on a log grid of 96 steps from
+1e-6 to 1e6, by the metric on validation images. The tested model is fitted again with the best C,
 on training and validation images together.
 """
 
@@ -28,7 +28,7 @@ _COARSE: Final = 16
 
 
 def grid_c(index: int) -> float:
-    """Returns the C of grid point 0..96: 1e-6..1e6 ascending.
+    """Returns the C of a grid point: 1e-6 at 0, 1e6 at 96.
 
     CLIP's lambda is 1/C, so the grid is the same.
     """
@@ -36,9 +36,9 @@ def grid_c(index: int) -> float:
 
 
 def coarse_to_fine(score: Callable[[int], float]) -> int:
-    """Returns the best grid point found by halving the interval around the peak.
+    """Returns the best grid point, searched by halving the interval around the peak.
 
-    Of equal scores the smaller C wins.
+    Ties go to the smaller C.
     """
     scores: dict[int, float] = {}
     spacing, indices = _COARSE, list(range(0, NUM_STEPS + 1, _COARSE))
@@ -54,9 +54,9 @@ def coarse_to_fine(score: Callable[[int], float]) -> int:
 
 @dataclass(frozen=True)
 class _Rows:
-    """This process's share of one part of the samples.
+    """This process's share of one part (such as train) of the samples.
 
-    features: float64 [n, D]. classes: int64 [n]. total: the number of samples in the whole part.
+    features: float64 [n, D]. classes: int64 [n].
     """
 
     features: Tensor
@@ -72,16 +72,16 @@ class _Rows:
         return cls(features, torch.from_numpy(samples.classes[chosen]).to(device))
 
     def answers(self, solution: Solution, world: World) -> Answers:
-        """Returns the answers about the whole part, in every process."""
+        """Returns the answers about the whole part; every process gets all."""
         logits = solution.logits(self.features).cpu().numpy()
         return gather_answers(answers(logits, self.classes.cpu().numpy()), world)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear probe: what it answers about the tested samples, and how it was chosen.
+    """A fitted linear probe and its answers about the test samples.
 
-    validation: the metric on validation samples.
+    validation: the metric on validation samples, by which C was chosen.
     """
 
     answers: Answers
@@ -90,8 +90,8 @@ class Probe:
     split: Split
 
     def facts(self, metric: Metric) -> Iterator[tuple[str, float]]:
-        """Yields the metric on test and validation samples, the chosen C and the size of each
-        part.
+        """Yields the metric on test and validation samples, the chosen C, the objective, and the
+        size of each part.
         """
         name = metric.replace("-", "_")
         yield f"linear_probe_{name}", self.answers.score(metric)
@@ -126,9 +126,9 @@ def fit_probe(
 ) -> Probe:
     """Chooses C by the metric on validation samples, and fits the tested model.
 
-    hold_out: the share that is tested on if the samples have no split. The result is the same in
-    every process, whatever their number. Raises InvalidInput if a part or one of its classes is
-    missing.
+    hold_out: share of each class to test on if the samples have no split. All processes return the
+    same result, for any number of processes. Raises InvalidInput if a part is empty, or a class has
+    no training sample.
     """
     world, device = world or World(), device or torch.device("cpu")
     split = samples.split(hold_out)
@@ -136,27 +136,27 @@ def fit_probe(
     num_classes = len(set(samples.class_names))
     train = _Rows.of(samples, split.train, world, device)
     validation = _Rows.of(samples, split.validation, world, device)
-    chosen, start = choose_c(train, validation, num_classes, metric, world)
+    validation_score, start = choose_c(train, validation, num_classes, metric, world)
     fitted = _Rows.of(samples, split.train | split.validation, world, device)
     final = LogisticRegression(
         PrincipalRows(fitted.features, world), fitted.classes, num_classes
     ).fit(start.c, start=start)
     tested = _Rows.of(samples, split.test, world, device)
-    return Probe(tested.answers(final, world), final, chosen, split)
+    return Probe(tested.answers(final, world), final, validation_score, split)
 
 
 def choose_c(
     train: _Rows, validation: _Rows, num_classes: int, metric: Metric, world: World
 ) -> tuple[float, Solution]:
-    """Returns the C with the best validation score of the search, and its solution on `train`."""
+    """Returns the best validation score of the search, and its solution on `train`."""
     problem = LogisticRegression(PrincipalRows(train.features, world), train.classes, num_classes)
     solutions: dict[int, Solution] = {}
     scores: dict[int, float] = {}
 
     def score(index: int) -> float:
-        near = min(solutions, key=lambda solved: abs(solved - index), default=None)
+        nearest = min(solutions, key=lambda solved: abs(solved - index), default=None)
         solutions[index] = problem.fit(
-            grid_c(index), start=None if near is None else solutions[near]
+            grid_c(index), start=None if nearest is None else solutions[nearest]
         )
         scores[index] = validation.answers(solutions[index], world).score(metric)
         return scores[index]

@@ -1,4 +1,4 @@
-"""The numbers of one representation, with their intervals and what they say of each image."""
+"""The metrics of one representation, with intervals and the outcome for each image."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from mlcd.training.evaluation.scores import Answers, Metric
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Metrics by name, and the intervals of some.
+class Measurement:
+    """Metrics by name, and intervals of some of them.
 
-    right: bool, of the tested images in order; None if nothing is said of single ones. answers:
-    what `score`, a metric of the name `name`, was computed from.
+    right: bool [N], for each tested image in order; None if the metrics do not count images. name,
+    answers, metric: name of the main metric, the answers it is computed from, and its kind.
     """
 
     metrics: dict[str, float]
@@ -28,13 +28,13 @@ class Measured:
 
 def measure_answers(
     name: str, answers: Answers, metric: Metric, facts: Mapping[str, float] | None = None
-) -> Measured:
+) -> Measurement:
     """Returns the metric of the answers with its interval.
 
-    facts: other numbers, and the metric itself among them if it has a place there.
+    facts: further metrics to report, in their order; may contain the metric itself.
     """
     num = len(answers.classes)
-    return Measured(
+    return Measurement(
         {name: answers.score(metric), "test_images": float(num), **(facts or {})},
         {name: bootstrap(lambda chosen: answers.score(metric, chosen), num)},
         answers.right,
@@ -44,8 +44,8 @@ def measure_answers(
     )
 
 
-def over_folds(folds: Sequence[Measured]) -> Measured:
-    """Returns the mean over folds that are tested on the same images; one fold stays as it is."""
+def average_folds(folds: Sequence[Measurement]) -> Measurement:
+    """Returns the mean over folds with the same test images; a single fold stays unchanged."""
     if len(folds) == 1:
         return folds[0]
     metrics = {
@@ -53,7 +53,7 @@ def over_folds(folds: Sequence[Measured]) -> Measured:
     }
     first = folds[0]
     if first.answers is None:
-        return Measured(metrics)
+        return Measurement(metrics)
     answers = [fold.answers for fold in folds if fold.answers is not None]
     spread = float(np.std([fold.metrics[first.name] for fold in folds], ddof=1))
     interval = bootstrap(
@@ -62,4 +62,4 @@ def over_folds(folds: Sequence[Measured]) -> Measured:
         ),
         len(first.answers.classes),
     )
-    return Measured({**metrics, "deviation_of_folds": spread}, {first.name: interval})
+    return Measurement({**metrics, "deviation_of_folds": spread}, {first.name: interval})

@@ -1,4 +1,4 @@
-"""Evaluates several representations under one protocol, and keeps the result as an artifact."""
+"""Evaluates several representations under one protocol, and stores the results as an artifact."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from mlcd.progress import Reporter
 from mlcd.training.evaluation.knn import clusters, knn_answers
 from mlcd.training.evaluation.label_tables import SeveralLabels
 from mlcd.training.evaluation.linear_probe import fit_probe
-from mlcd.training.evaluation.measured import Measured, measure_answers, over_folds
+from mlcd.training.evaluation.measured import Measurement, average_folds, measure_answers
 from mlcd.training.evaluation.representations import (
     Features,
     Representation,
@@ -48,14 +48,14 @@ from mlcd.training.evaluation.voc_probe import voc_probe
 from mlcd.world import World
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
-_SHOWN: Final = 12  # characters of a digest
+_SHOWN: Final = 12  # characters of a digest that are printed
 
 
 @dataclass(frozen=True)
 class KnnProtocol:
     """The settings of the k-NN evaluation.
 
-    hold_out: None if it was not given; then it is 20 %, or the split that the images come with.
+    hold_out: share of each class to test on; None uses 20 %, or the split that the images have.
     """
 
     features: Features
@@ -64,10 +64,10 @@ class KnnProtocol:
     neighbors: int
     kind: ClassVar[str] = "knn"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
-        # Neighbors are found on the CPU, exactly.
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
+        # Neighbors are searched exactly, on the CPU.
         del device
-        share = _share(self.hold_out)
+        share = _hold_out_share(self.hold_out)
         outcome = knn_answers(samples, neighbors=self.neighbors, hold_out=share, world=world)
         return measure_answers(f"knn_{self.metric.replace('-', '_')}", outcome, self.metric)
 
@@ -81,8 +81,8 @@ class ProbeProtocol:
     hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
-        share = _share(self.hold_out)
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
+        share = _hold_out_share(self.hold_out)
         outcome = fit_probe(samples, hold_out=share, metric=self.metric, world=world, device=device)
         name = f"linear_probe_{self.metric.replace('-', '_')}"
         return measure_answers(name, outcome.answers, self.metric, dict(outcome.facts(self.metric)))
@@ -90,17 +90,17 @@ class ProbeProtocol:
 
 @dataclass(frozen=True)
 class LabelsProtocol:
-    """The settings of the linear probe of several labels an image; for hold_out see KnnProtocol."""
+    """The settings of the linear probe with several labels per image; see also KnnProtocol."""
 
     features: Features
     labels: SeveralLabels
     hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
-        # Every process fits all labels, with the same result.
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
+        # Each process fits all labels itself, with the same result.
         del world, device
-        share = _share(self.hold_out)
+        share = _hold_out_share(self.hold_out)
         return voc_probe(samples.rows, self.labels.of(samples.keys), samples.split(share))
 
 
@@ -111,10 +111,10 @@ class ClustersProtocol:
     hold_out: ClassVar[None] = None
     kind: ClassVar[str] = "clusters"
 
-    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
-        # Every process clusters all rows, with the same result.
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measurement:
+        # Each process clusters all rows itself, with the same result.
         del world, device
-        return Measured(dict(clusters(samples, seed=self.seed)))
+        return Measurement(dict(clusters(samples, seed=self.seed)))
 
 
 Protocol: TypeAlias = KnnProtocol | ProbeProtocol | LabelsProtocol | ClustersProtocol
@@ -122,13 +122,13 @@ Protocol: TypeAlias = KnnProtocol | ProbeProtocol | LabelsProtocol | ClustersPro
 
 @dataclass(frozen=True)
 class Subject:
-    """The data of one evaluation; the artifacts are given separately.
+    """The images and the split of one evaluation.
 
-    images: the images to encode; None for those of a run. sides: the known and the tested side;
-    None for a share of each class, or for the split in the images' folders. may_be_seen: test
-    images that a run has seen are counted instead of refused. split: the parts by keys, in place of
-    all these. may_be_unmatched: rows of a split, of lists and of labels that match no image are
-    counted instead of refused.
+    images: location of the images to encode; None uses a run's training images. sides: the known
+    and the tested side; None holds out a share of each class, or uses the split of the images'
+    folders. may_be_seen: count test images that a run has seen, instead of raising. split: the
+    parts by keys; excludes sides. may_be_unmatched: count keys of a split, lists or labels that
+    match no image, instead of raising.
     """
 
     images: str | None = None
@@ -150,8 +150,8 @@ def evaluate_all(
 ) -> list[dict[str, Any]]:
     """Returns one record per path, in order: representation, digest, metrics and protocol.
 
-    Every process of a world calls it; the first one writes `out`. Raises InvalidInput if a run has
-    seen images that it is tested on.
+    Every process calls it; process 0 writes `out`. Raises InvalidInput if a run has seen images
+    that it is tested on.
     """
     world, device = world or World(), device or torch.device("cpu")
     artifacts = [locate(path) for path in paths]
@@ -163,8 +163,8 @@ def evaluate_all(
     request = None
     if out is not None:
         request = _request(artifacts, settings, subject, out)
-        if (done := find_results(out, request)) is not None:
-            by_digest = {stored["digest"]: stored for stored in done}
+        if (stored_records := find_results(out, request)) is not None:
+            by_digest = {stored["digest"]: stored for stored in stored_records}
             return [
                 by_digest[artifact.digest] | {"representation": name}
                 for artifact, name in named_artifacts
@@ -185,26 +185,26 @@ def evaluate_all(
 
 
 def result_line(result: dict[str, Any]) -> str:
-    """Returns name and metrics of one record as text, and how many of its test images were seen."""
+    """Returns a record's name, metrics and number of seen test images as text."""
     intervals = result.get("intervals", {})
     metrics = ", ".join(
-        f"{name} {value:.4g}{_interval_words(intervals.get(name))}"
+        f"{name} {value:.4g}{_format_interval(intervals.get(name))}"
         for name, value in result["metrics"].items()
     )
     return f"{result['representation']}: {metrics}{_describe_seen(result.get('seen'))}"
 
 
-def _interval_words(interval: Sequence[float] | None) -> str:
+def _format_interval(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
 def _describe_seen(facts: dict[str, Any] | None) -> str:
     if facts is None:
         return ""
-    words = f", seen {facts['images']}"
+    text = f", seen {facts['images']}"
     if facts["images"]:
-        words += f" ({facts['trained_on']} trained on, {facts['clustered']} clustered)"
-    return words + "".join(f"; not known is {reason}" for reason in facts["unknown"])
+        text += f" ({facts['trained_on']} trained on, {facts['clustered']} clustered)"
+    return text + "".join(f"; unknown: {reason}" for reason in facts["unknown"])
 
 
 def protocol_line(result: dict[str, Any]) -> str:
@@ -218,7 +218,7 @@ def protocol_line(result: dict[str, Any]) -> str:
     return "protocol: " + ", ".join(f"{name} {value}" for name, value in protocol.items())
 
 
-def _share(hold_out: float | None) -> float:
+def _hold_out_share(hold_out: float | None) -> float:
     return HELD_OUT_FRACTION if hold_out is None else hold_out
 
 
@@ -226,38 +226,41 @@ def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: S
     sides, embeddings = subject.sides, [artifact.kind == "embeddings" for artifact in artifacts]
     if isinstance(protocol, LabelsProtocol) and sides is not None:
         raise ConfigInvalid(
-            "--labels name the images of one place",
-            remedy="give --split in place of --train and --test",
+            "--labels requires a single set of images, got --train and --test",
+            remedy="give --split instead of --train and --test",
         )
     if subject.split is not None and (sides is not None or protocol.hold_out is not None):
         raise ConfigInvalid(
-            "--split says what is held out", remedy="leave out --hold-out, --train and --test"
+            "--split already sets what is held out",
+            remedy="leave out --hold-out, --train and --test",
         )
     if subject.images is not None and all(embeddings):
         raise ConfigInvalid(
-            "--images is for a checkpoint or a run, got embeddings",
+            "--images requires a checkpoint or a run, got embeddings",
             remedy="give a checkpoint or a run",
         )
     if sides is None:
         return
     if protocol.hold_out is not None:
         raise ConfigInvalid(
-            "--train and --test say what is held out", remedy="leave out --hold-out"
+            "--train and --test already set what is held out", remedy="leave out --hold-out"
         )
     if sides.kind != "keys" and subject.images is not None:
-        raise ConfigInvalid("--train and --test say which images", remedy="leave out --images")
+        raise ConfigInvalid(
+            "--train and --test already set the images", remedy="leave out --images"
+        )
     if sides.kind == "images" and any(embeddings):
         raise ConfigInvalid(
-            "embeddings are of images of their own",
+            "embeddings already determine their images, got images in --train and --test",
             remedy="give --train and --test two embeddings artifacts, or two lists of keys",
         )
 
 
 def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
-    """Returns the settings that decide the numbers, to be stored with them."""
+    """Returns the settings that decide the metrics, for the stored protocol."""
     settings = {"kind": protocol.kind, **_fields(protocol)}
     if "hold_out" in settings:
-        settings["hold_out"] = _share(protocol.hold_out)
+        settings["hold_out"] = _hold_out_share(protocol.hold_out)
     if subject.split is not None:
         settings.pop("hold_out", None)
         settings |= {"split_file": subject.split.sha256, "folds": len(subject.split.folds)}
@@ -281,7 +284,7 @@ def _fields(protocol: Protocol) -> dict[str, Any]:
 def _request(
     artifacts: Sequence[Artifact], settings: dict[str, Any], subject: Subject, out: Path
 ) -> Request:
-    """Builds the request from the representations, and from the images if they must be encoded."""
+    """Builds the request, with the representations and any images to encode as parents."""
     sides, parents = (
         subject.sides,
         [artifact.as_parent_of(out, artifact.path.name) for artifact in artifacts],
@@ -323,18 +326,18 @@ def _evaluate(
         may_be_unmatched=subject.may_be_unmatched,
     )
     parts = _parts(representation, protocol, subject)
-    # All folds are tested on the same samples.
+    # All folds have the same test samples.
     samples = parts[0]
     tested = _mask_tested(samples, protocol)
-    overlap = _count_seen(artifact, samples, tested)
+    seen = _count_seen(artifact, samples, tested)
     if protocol.kind != "clusters" or samples.own_split is not None:
-        _check_seen(artifact, samples, tested, overlap, subject)
-    measured = over_folds([protocol.measure(part, world, device) for part in parts])
+        _check_seen(artifact, samples, tested, seen, subject)
+    measured = average_folds([protocol.measure(part, world, device) for part in parts])
     record = {
         "digest": representation.digest,
         "metrics": measured.metrics,
         **({"intervals": measured.intervals} if measured.intervals else {}),
-        **({} if overlap is None else {"seen": overlap.facts()}),
+        **({} if seen is None else {"seen": seen.facts()}),
         "protocol": _protocol(replace(representation, samples=samples), protocol, settings, tested),
     }
     if measured.right is None:
@@ -353,14 +356,14 @@ def _list_keys(protocol: Protocol, subject: Subject) -> ListedKeys | None:
 def _parts(
     representation: Representation, protocol: Protocol, subject: Subject
 ) -> list[LabeledRows]:
-    """Returns the samples with their split, once for each fold."""
+    """Returns the samples with their split, for each fold."""
     samples = representation.samples
     if subject.split is not None:
         return list(subject.split.parts(samples, may_be_unmatched=subject.may_be_unmatched))
     if samples.own_split is not None:
         if protocol.hold_out is not None:
             raise ConfigInvalid(
-                f"the folders of {representation.test} are a split already",
+                f"the folders of {representation.test} already are a split",
                 remedy="leave out --hold-out, or give the images of one side with --images",
             )
         check_tested_classes(samples.class_names, samples.own_split)
@@ -368,11 +371,11 @@ def _parts(
 
 
 def _mask_tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
-    """Returns a mask of the tested samples; these are all if nothing is held out."""
+    """Returns a mask of the tested samples: all samples if none is held out."""
     if samples.own_split is not None:
         return samples.own_split.test
     test = mask_held_out(
-        samples.splits, 0.0 if protocol.kind == "clusters" else _share(protocol.hold_out)
+        samples.splits, 0.0 if protocol.kind == "clusters" else _hold_out_share(protocol.hold_out)
     )
     return test if test.any() else np.ones_like(test)
 
@@ -412,7 +415,7 @@ def _protocol(
 def _count_seen(
     artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_]
 ) -> SeenAmong | None:
-    """Counts what a run has seen; None for embeddings, whose model's images are unknown."""
+    """Returns which tested images a run has seen; None for embeddings, whose run is unknown."""
     if artifact.kind == "embeddings" or samples.sha256 is None:
         return None
     return find_seen(artifact).among(samples.sha256[tested])
@@ -422,9 +425,9 @@ def _check_seen(
     artifact: Artifact,
     samples: LabeledRows,
     tested: NDArray[np.bool_],
-    overlap: SeenAmong | None,
+    seen: SeenAmong | None,
     subject: Subject,
 ) -> None:
-    if overlap is not None:
+    if seen is not None:
         keys = [samples.keys[row] for row in np.flatnonzero(tested).tolist()]
-        check_seen(overlap, keys, artifact.path, may_be_seen=subject.may_be_seen)
+        check_seen(seen, keys, artifact.path, may_be_seen=subject.may_be_seen)

@@ -1,8 +1,8 @@
-"""The input of evaluators: rows of an embeddings artifact, or of images that are encoded.
+"""The input of evaluations: rows of an embeddings artifact, or images to encode.
 
-Each process encodes its share. Batches are cut by the images' positions in their source, whatever
-the number of processes, so that a row does not depend on that number: matrix products round
-differently in batches of other sizes.
+Each process encodes its share. Batch boundaries depend only on the images' positions in their
+source, so a row does not depend on the number of processes: matrix products round differently for
+other batch sizes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -49,10 +49,10 @@ _BATCH: Final = 128
 
 @dataclass(frozen=True)
 class ImageSet:
-    """The images of known class in a source.
+    """The N images of known class in a source.
 
-    entries, splits (see mlcd.keys) and class_names: N each. own_split: the split that
-    its folders make if they are called train, val, valid and test.
+    splits: positions within the class, see mlcd.keys. own_split: the split of the source's folders
+    if they are called train, val, valid or test.
     """
 
     source: Source
@@ -62,7 +62,7 @@ class ImageSet:
     own_split: Split | None = None
 
     def split(self, hold_out: float) -> Split:
-        """Splits the images as `LabeledRows.split` does."""
+        """Returns the split, like `LabeledRows.split`."""
         return choose_split(self.own_split, self.splits, hold_out)
 
     @property
@@ -87,12 +87,12 @@ class ImageSet:
         return cls(source, entries.select(rows), splits[rows], tuple(class_names), split)
 
     @classmethod
-    def of_keys(cls, source: Source, keys_of_table: ListedKeys) -> Self:
-        """Lists the images of these keys, whatever their class is.
+    def of_keys(cls, source: Source, listed_keys: ListedKeys) -> Self:
+        """Lists the images with these keys, with or without a class.
 
-        Raises InvalidInput as `ListedKeys.places` does.
+        Raises the errors of `ListedKeys.places`.
         """
-        places = keys_of_table.places(source.entries.key_column(), source.location)
+        places = listed_keys.places(source.entries.key_column(), source.location)
         entries = source.entries.select(places)
         keys = list(entries.keys())
         positions = split_positions(keys, [None] * len(keys))
@@ -103,8 +103,8 @@ class ImageSet:
 class _DecodedBatch:
     """A batch of decoded images.
 
-    pixels: uint8 [b, 3, S, S] and sha256: uint8 [b, 32], of the usable images. usable: bool, for
-    all images.
+    pixels: uint8 [b, 3, S, S], sha256: uint8 [b, 32], of the b images that can be decoded. usable:
+    bool, for every image, whether it can be decoded.
     """
 
     pixels: NDArray[np.uint8]
@@ -113,26 +113,23 @@ class _DecodedBatch:
 
 
 class PreparedImages:
-    """An image set in batches of pixels.
-
-    This process's share is kept in memory if it fits into `memory_bytes`.
-    """
+    """Decodes an image set in batches; caches this process's share if it fits in `memory_bytes`."""
 
     def __init__(self, images: ImageSet, spec: PreprocessSpec, *, memory_bytes: float = 0) -> None:
         self.images, self._spec, self._memory_bytes = images, spec, memory_bytes
-        self._kept: dict[tuple[int, int], list[_DecodedBatch]] = {}
+        self._cached: dict[tuple[int, int], list[_DecodedBatch]] = {}
 
     def batches(
         self, world: World, on_image: Callable[[], None] = lambda: None
     ) -> Iterator[_DecodedBatch]:
-        """Yields this process's batches in order; they are decoded the first time."""
+        """Yields this process's batches in order."""
         share = (world.rank, world.size)
-        if share in self._kept:
-            yield from self._kept[share]
+        if share in self._cached:
+            yield from self._cached[share]
             return
         num_batches = -(-len(self.images.entries) // _BATCH)
-        own = own_part(num_batches, world.rank, world.size)
-        entries = self.images.entries[own.start * _BATCH : own.stop * _BATCH]
+        batch_range = own_part(num_batches, world.rank, world.size)
+        entries = self.images.entries[batch_range.start * _BATCH : batch_range.stop * _BATCH]
         decoded: list[_DecodedBatch] = []
         fits = len(entries) * 3 * self._spec.crop**2 <= self._memory_bytes
         for batch in self._decode(entries, on_image):
@@ -140,13 +137,13 @@ class PreparedImages:
                 decoded.append(batch)
             yield batch
         if fits:
-            self._kept[share] = decoded
+            self._cached[share] = decoded
 
     def _decode(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_DecodedBatch]:
         pixels: list[NDArray[np.uint8]] = []
         digests: list[bytes] = []
         usable: list[bool] = []
-        # These threads are this process's share of the cores.
+        # torch's number of threads is this process's share of the cores.
         threads = torch.get_num_threads()
         for prepared in prepare_all(self.images.source, entries, self._spec, num_threads=threads):
             on_image()
@@ -177,8 +174,8 @@ def digest_rows(digests: Sequence[bytes]) -> NDArray[np.uint8]:
 class ImageFeatures:
     """The features of the images that can be decoded.
 
-    rows: float32 [n, D] and sha256: uint8 [n, 32], of the n such images, in order. usable: bool
-    [N], for all images.
+    rows: float32 [n, D], sha256: uint8 [n, 32], of these n images, in order. usable: bool [N], for
+    every image, whether it can be decoded.
     """
 
     rows: NDArray[np.float32]
@@ -195,7 +192,7 @@ def encode(
     world: World,
     on_image: Callable[[], None] = lambda: None,
 ) -> ImageFeatures:
-    """Encodes all images; every process gets all rows."""
+    """Encodes the images, each process its share; every process gets all rows."""
     config = model.trunk.config
     dimension = config.output_dim if features == "embedding" else config.width
     rows = [torch.empty((0, dimension))]
@@ -227,9 +224,9 @@ def _features(model: Servable, image_u8: Tensor, features: Features) -> Tensor:
 
 @dataclass(frozen=True)
 class Representation:
-    """The samples as one artifact represents them.
+    """The samples with their features by one artifact.
 
-    digest: the artifact's. train, test: the names of the two sides.
+    digest: of the artifact. train, test: names of the two sides.
     """
 
     digest: str
@@ -239,9 +236,8 @@ class Representation:
 
 
 def locate(path: Path) -> Artifact:
-    """Opens the embeddings artifact, checkpoint or newest checkpoint of the run at `path`.
-
-    Its files are not yet verified.
+    """Opens the embeddings artifact, checkpoint or newest checkpoint of the run at `path`, without
+    verifying its files.
     """
     refuse_unfinished(path)
     if not path.is_dir():
@@ -256,7 +252,7 @@ def locate(path: Path) -> Artifact:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """Returns the last part of each path, or as many more as make all paths distinct."""
+    """Returns the shortest suffix of each path such that all are distinct."""
     resolved = [path.resolve() for path in paths]
     depth = 1
     while len({path.parts[-depth:] for path in resolved}) < len(set(resolved)):
@@ -276,14 +272,14 @@ def open_representation(
     listed: ListedKeys | None = None,
     may_be_unmatched: bool = False,
 ) -> Representation:
-    """Reads an embeddings artifact, or encodes `images` (default: the run's own) or both sides.
+    """Reads an embeddings artifact, or encodes images.
 
-    Every process encodes its share of the images, on `device` (default: the CPU); all get all rows.
-    `artifact` is the test side of two embeddings artifacts. listed: the samples, whose classes do
-    not matter; None for those of known class.
+    Each process encodes its share; every process gets all rows. artifact: with embeddings in
+    `sides`, the test side. images: location; None uses the run's training images. device: None uses
+    the CPU. listed: the samples, with or without a class; None takes all images of known class.
     """
     if artifact.kind == "embeddings":
-        samples = _of_embeddings(artifact, sides, features, listed)
+        samples = _read_embeddings(artifact, sides, features, listed)
         name = images_name(artifact, None)
     else:
         open_artifact(artifact.path, verify_files=True)
@@ -310,7 +306,7 @@ def open_representation(
     return Representation(artifact.digest, samples, *_side_names(name, samples, sides))
 
 
-def _of_embeddings(
+def _read_embeddings(
     artifact: Artifact,
     sides: Sides | None,
     features: Features,
@@ -324,13 +320,14 @@ def _of_embeddings(
     train = EmbeddingsArtifact.open(Path(sides.train))
     if train.fingerprint != test.fingerprint:
         raise ConfigInvalid(
-            f"{sides.train} and {sides.test} are of two models", remedy="embed both with one model"
+            f"{sides.train} and {sides.test} must be by the same model",
+            remedy="embed both with one model",
         )
     return join_sides(_read_stored(train, features), _read_stored(test, features))
 
 
 def _side_names(name: str, samples: LabeledRows, sides: Sides | None) -> tuple[str, str]:
-    """Returns the names of the known samples and of the tested ones."""
+    """Returns the names of the known and of the tested samples."""
     if sides is not None:
         return sides.names
     if samples.own_split is None or samples.own_split.folders is None:
@@ -340,14 +337,12 @@ def _side_names(name: str, samples: LabeledRows, sides: Sides | None) -> tuple[s
 
 
 def images_of(artifact: Artifact, images: str | None) -> Source:
-    """Opens the images that a checkpoint is evaluated on: the given ones, or those it was trained
-    on.
-    """
+    """Opens the images to evaluate a checkpoint on: `images`, or its training images if None."""
     location = images or find_training_images(artifact)
     if location is None:
         raise NotFound(
-            f"the images of {artifact.path} are not where they were",
-            remedy="give them with --images",
+            f"the training images of {artifact.path} are no longer at their path",
+            remedy="give their location with --images",
         )
     return open_source(location)
 
@@ -366,19 +361,19 @@ def encode_images(
     world: World,
     on_image: Callable[[], None] = lambda: None,
 ) -> LabeledRows:
-    """Returns the images that can be decoded, as the model represents them."""
-    features_found = encode(model, prepared, features=features, world=world, on_image=on_image)
+    """Returns the features of the images that can be decoded."""
+    encoded = encode(model, prepared, features=features, world=world, on_image=on_image)
     images = prepared.images
-    usable = np.flatnonzero(features_found.usable)
+    usable = np.flatnonzero(encoded.usable)
     if len(usable) == 0:
         raise InvalidInput(f"no image of {images.location} can be decoded")
     return LabeledRows(
-        features_found.rows,
+        encoded.rows,
         list(images.entries.select(usable).keys()),
         images.splits[usable],
         [images.class_names[index] for index in usable],
         None if images.own_split is None else images.own_split.of(usable),
-        features_found.sha256,
+        encoded.sha256,
     )
 
 
@@ -401,7 +396,8 @@ def _select_stored(
 def _check_features(stored: EmbeddingsArtifact, features: Features) -> None:
     if features != "embedding":
         raise ConfigInvalid(
-            f"{stored.artifact.path} holds embeddings, not {features} features",
+            f"--features {features} requires a checkpoint or a run, got the embeddings"
+            f" {stored.artifact.path}",
             remedy="give a checkpoint or a run",
         )
 

@@ -1,6 +1,6 @@
-"""The images that a run was trained on and that its centers were made from, by their SHA-256.
+"""Finds the images that a run was trained on, or that its centers were clustered from.
 
-Bytes identify an image, not keys: the same file has another key in another folder.
+Images are identified by SHA-256, not by key: the same file has another key in another folder.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
-from mlcd.training.config import RunConfig, states_pairs
+from mlcd.training.config import RunConfig, is_pairs_recipe
 from mlcd.training.data.dataset import open_dataset
 from mlcd.training.evaluation.representations import digest_rows
 from mlcd.training.pairs.pairs_config import PairsConfig
@@ -30,7 +30,7 @@ from mlcd.training.recipe import build_config
 from mlcd.training.run.run_files import read_run_config, read_run_fields
 from mlcd.types import SampleKey
 
-_MOST_READ: Final = 1 << 20  # images of pairs whose bytes are read to know their digests
+_MAX_DIGESTED: Final = 1 << 20  # images with captions whose files are read for their digests
 _Digests = NDArray[np.uint8]
 
 
@@ -38,8 +38,8 @@ _Digests = NDArray[np.uint8]
 class Seen:
     """The images that a run has seen.
 
-    trained, clustered: uint8 [n, 32], SHA-256 of images. unknown: the data that could not be looked
-    up, and the reason.
+    trained, clustered: uint8 [n, 32], SHA-256 of images. unknown: data that could not be looked up,
+    with the reason.
     """
 
     trained: _Digests
@@ -47,9 +47,9 @@ class Seen:
     unknown: tuple[str, ...] = ()
 
     def among(self, tested: _Digests) -> "SeenAmong":
-        """Returns which of the tested images, [N, 32], were seen."""
+        """Returns which of the tested images, SHA-256 uint8 [N, 32], were seen."""
         return SeenAmong(
-            _are_in(tested, self.trained), _are_in(tested, self.clustered), self.unknown
+            _contains(tested, self.trained), _contains(tested, self.clustered), self.unknown
         )
 
 
@@ -75,41 +75,41 @@ class SeenAmong:
 
 
 def find_seen(artifact: Artifact) -> Seen:
-    """Returns what a checkpoint's run had seen by then, and what the weights that it started from
-    had; of an exported model, what its checkpoint had.
+    """Returns the images that a checkpoint, or the checkpoint of an exported model, has seen.
 
-    A run has seen nothing before its first step.
+    They include the images that the start's weights have seen. A checkpoint of step 0 has seen no
+    images of its own run.
     """
-    nothing = digest_rows([])
-    trains = artifact.kind == "checkpoint" and artifact.config.get("step") != 0
-    own = _find_own(artifact) if trains else Seen(nothing, nothing)
-    return _join_seen([own, *_find_seen_before(artifact)])
+    no_digests = digest_rows([])
+    is_trained = artifact.kind == "checkpoint" and artifact.config.get("step") != 0
+    seen_in_run = _find_seen_in_run(artifact) if is_trained else Seen(no_digests, no_digests)
+    return _join_seen([seen_in_run, *_find_seen_before(artifact)])
 
 
 def check_seen(
     overlap: SeenAmong, keys: Sequence[SampleKey], path: Path, *, may_be_seen: bool
 ) -> SeenAmong:
-    """Returns `overlap`. Raises InvalidInput naming an image that was seen, unless it may be.
+    """Returns `overlap`. Raises InvalidInput naming a seen image, unless may_be_seen.
 
-    keys: of the tested images. path: the artifact that has seen them.
+    keys: of the tested images. path: of the artifact that is tested.
     """
     if may_be_seen or not overlap.any.any():
         return overlap
     facts = overlap.facts()
     raise InvalidInput(
-        f"{facts['images']} of {len(keys)} test images were seen in the making of {path}: "
+        f"{facts['images']} of {len(keys)} test images were used to make {path}: "
         f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as "
         f"{keys[int(np.flatnonzero(overlap.any)[0])]}",
         remedy="test on other images, hold them out of `mlcd cluster` and `mlcd train`, or "
-        "count them beside the numbers with --seen",
+        "allow and count them with --seen",
     )
 
 
 def are_clusters_clean(run: Artifact, share: float) -> bool:
-    """Tells whether the clusters that a run's labels name were made without its held-out images.
+    """Returns True if the clusters of a run's labels were made without its held-out images.
 
-    share: the run's data.hold_out. True where there are no such clusters, or where they cannot be
-    looked up.
+    Also True if there are no clusters, or if they cannot be looked up. share: the run's
+    data.hold_out.
     """
     try:
         return all(centers.config.get("hold_out", share) >= share for centers in _open_centers(run))
@@ -126,61 +126,59 @@ def _join_seen(sources: list[Seen]) -> Seen:
 
 
 def _find_seen_before(artifact: Artifact) -> Iterator[Seen]:
-    """Yields what the weights had seen that a checkpoint, or a model artifact, was made from."""
-    nothing = digest_rows([])
+    """Yields what the parents of a checkpoint or model artifact had seen."""
+    no_digests = digest_rows([])
     for parent in artifact.parents:
         if parent.role == "weights":
             unknown = f"what the weights {PurePosixPath(parent.path).name} were trained on"
-            yield Seen(nothing, nothing, (unknown,))
+            yield Seen(no_digests, no_digests, (unknown,))
         elif parent.role == "images" and artifact.kind == "model":
-            joined = f"the images {PurePosixPath(parent.path).name} that its towers were joined on"
-            yield Seen(nothing, nothing, (joined,))
+            reason = f"the images {PurePosixPath(parent.path).name} that its towers were joined on"
+            yield Seen(no_digests, no_digests, (reason,))
         elif parent.role in ("start", "text", "checkpoint", "model"):
             try:
                 source = _open_parent(artifact, parent)
             except MlcdError as error:
-                yield Seen(nothing, nothing, (f"what it started from: {error.message}",))
+                yield Seen(no_digests, no_digests, (f"what it started from: {error.message}",))
             else:
                 yield find_seen(source)
 
 
-def _find_own(checkpoint: Artifact) -> Seen:
-    nothing = digest_rows([])
+def _find_seen_in_run(checkpoint: Artifact) -> Seen:
+    no_digests = digest_rows([])
     unknown: list[str] = []
-    trained = clustered = nothing
+    trained = clustered = no_digests
     try:
         trained = _find_trained(checkpoint)
     except MlcdError as error:
         unknown.append(f"what it was trained on: {error.message}")
     try:
-        clustered = np.concatenate([nothing, *map(_digest_clustered, _open_centers(checkpoint))])
+        clustered = np.concatenate([no_digests, *map(_digest_clustered, _open_centers(checkpoint))])
     except MlcdError as error:
         unknown.append(f"what its centers were made from: {error.message}")
     return Seen(trained, clustered, tuple(unknown))
 
 
 def _find_trained(checkpoint: Artifact) -> _Digests:
-    """Opens the run's data by its own config, as the run does, at their present paths.
+    """Returns the digests of a run's training images, from its data at their current paths.
 
-    Raises NotFound if images were added since, because the split covers all images of a folder.
+    Raises NotFound if the data has changed, because the split depends on all images of a folder.
     """
     for parent in checkpoint.parents:
         if (
             parent.role.startswith(("labels", "selection"))
-            and _open_parent(checkpoint, parent).digest != _open_present(checkpoint, parent).digest
+            and _open_parent(checkpoint, parent).digest != _open_current(checkpoint, parent).digest
         ):
-            raise NotFound(
-                f"{PurePosixPath(parent.path).name} has more images than when the run began"
-            )
+            raise NotFound(f"{PurePosixPath(parent.path).name} has changed since the run started")
     run = checkpoint.path.resolve().parents[1]
-    if states_pairs(read_run_fields(run)):
+    if is_pairs_recipe(read_run_fields(run)):
         return _find_trained_pairs(checkpoint, run)
     config = read_run_config(run)
     parts = open_dataset(_locate_data(config, checkpoint)).parts
     listed = {parent.digest for parent in checkpoint.parents if parent.role.startswith("images")}
     for part in parts:
         if part.listing_digest not in listed:
-            raise NotFound(f"{part.source.location} has other images than when the run began")
+            raise NotFound(f"{part.source.location} has other images than when the run started")
     return np.concatenate([part.sha256 for part in parts if part.sha256 is not None])
 
 
@@ -190,10 +188,10 @@ def _find_trained_pairs(checkpoint: Artifact, run: Path) -> _Digests:
     config = build_config(PairsConfig, read_run_fields(run))
     data = config.data.model_copy(update={"pairs": _locate(checkpoint, images)})
     opened = None if rows is None else _open_parent(checkpoint, rows)
-    # Augmented views state no digests.
-    digested = opened if opened is not None and opened.kind == "embeddings" else None
+    # Augmented views contain no digests.
+    embeddings = opened if opened is not None and opened.kind == "embeddings" else None
     moved = config.model_copy(update={"data": data})
-    return digest_rows(_digest_pairs(moved, images.digest, digested))
+    return digest_rows(_digest_pairs(moved, images.digest, embeddings))
 
 
 def _digest_pairs(
@@ -201,27 +199,28 @@ def _digest_pairs(
 ) -> Sequence[bytes]:
     """Returns the SHA-256 of each image with a caption that is not held out.
 
-    config: of the run, with its images where they are now. listing: the digest of the listing when
-    the run began. embeddings: those that the run read in place of images, which state the digests;
-    otherwise the images themselves are read. Raises NotFound if images were added since, or are too
-    many to read.
+    config: of the run, with the images' current path. listing: digest of the images' listing when
+    the run started. embeddings: embeddings that the run read, which contain the digests; None reads
+    the images. Raises NotFound if the images have changed, or are too many to read.
     """
     pairs = open_pairs(config)
     if pairs.source.listing_digest() != listing:
-        raise NotFound(f"{config.data.pairs} has other images than when the run began")
+        raise NotFound(f"{config.data.pairs} has other images than when the run started")
     if embeddings is not None:
-        digested = EmbeddingsArtifact(embeddings)
-        _, rows = match_embeddings(pairs, digested)
-        return [digested.image_sha256[row] for row in rows.tolist()]
-    if len(pairs) > _MOST_READ:
-        raise NotFound(f"{config.data.pairs} has {len(pairs)} images, which are not read for it")
+        artifact = EmbeddingsArtifact(embeddings)
+        _, rows = match_embeddings(pairs, artifact)
+        return [artifact.image_sha256[row] for row in rows.tolist()]
+    if len(pairs) > _MAX_DIGESTED:
+        raise NotFound(
+            f"{config.data.pairs} has {len(pairs)} images, too many to compute their digests"
+        )
     return [hashlib.sha256(pairs.source.read(entry)).digest() for entry in pairs.entries]
 
 
 def _locate_data(config: RunConfig, checkpoint: Artifact) -> RunConfig:
-    """Returns the config with the paths of its data as seen from here.
+    """Returns the config with the current paths of its data.
 
-    The config has the paths that the command which started the run was given.
+    The paths in the config are relative to where the run was started.
     """
     paths = {parent.role: _locate(checkpoint, parent) for parent in checkpoint.parents}
     sources = [
@@ -241,8 +240,8 @@ def _locate_data(config: RunConfig, checkpoint: Artifact) -> RunConfig:
 
 
 def _open_centers(child: Artifact) -> Iterator[Artifact]:
-    """Opens the centers behind a run or a checkpoint, each once: those that its labels name, and
-    those that its classifier started from.
+    """Yields, each once, the centers of a run's or checkpoint's labels, and the centers that its
+    classifier started from.
     """
     digests: set[str] = set()
     for parent in child.parents:
@@ -251,17 +250,17 @@ def _open_centers(child: Artifact) -> Iterator[Artifact]:
             links = [(labels, link) for link in labels.parents if link.role == "centers"]
         else:
             links = [(child, parent)] if parent.role == "centers" else []
-        for holder, link in links:
+        for owner, link in links:
             if link.digest not in digests:
                 digests.add(link.digest)
-                yield _open_parent(holder, link)
+                yield _open_parent(owner, link)
 
 
 def _digest_clustered(centers: Artifact) -> _Digests:
-    """Returns the images whose embeddings were clustered."""
+    """Returns the digests of the images whose embeddings were clustered."""
     parent = next((parent for parent in centers.parents if parent.role == "embeddings"), None)
     if parent is None:
-        raise NotFound(f"{centers.path} does not tell what it was made from")
+        raise NotFound(f"{centers.path} does not record the embeddings that it was made from")
     embeddings = EmbeddingsArtifact(_open_parent(centers, parent))
     names = {field.name for field in fields(ClusterOptions)}
     options = ClusterOptions(
@@ -272,29 +271,29 @@ def _digest_clustered(centers: Artifact) -> _Digests:
 
 
 def _open_parent(child: Artifact, parent: Parent) -> Artifact:
-    """Opens the parent as it was when the child was made.
+    """Opens the parent in the state from which the child was made.
 
-    Raises NotFound if it was moved, or if another artifact is in its place.
+    Raises NotFound if the parent was moved or replaced by another artifact.
     """
-    artifact = _open_present(child, parent)
+    artifact = _open_current(child, parent)
     state = state_with_digest(artifact, parent.digest)
     if state is None:
-        raise NotFound(f"{artifact.path} is not what {child.path} was made from")
+        raise NotFound(f"{artifact.path} has changed since {child.path} was made from it")
     return state
 
 
-def _open_present(child: Artifact, parent: Parent) -> Artifact:
+def _open_current(child: Artifact, parent: Parent) -> Artifact:
     return open_artifact(Path(_locate(child, parent)), verify_files=False)
 
 
 def _locate(child: Artifact, parent: Parent) -> str:
     path = parent_path(child, parent)
     if path is None:
-        raise NotFound(f"{PurePosixPath(parent.path).name} is not where it was")
+        raise NotFound(f"{PurePosixPath(parent.path).name} is no longer at its path")
     return path
 
 
-def _are_in(tested: _Digests, digests: _Digests) -> NDArray[np.bool_]:
+def _contains(tested: _Digests, digests: _Digests) -> NDArray[np.bool_]:
     mask: NDArray[np.bool_] = pc.is_in(_column(tested), value_set=_column(digests)).to_numpy(
         zero_copy_only=False
     )

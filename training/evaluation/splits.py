@@ -1,7 +1,7 @@
 """The samples of an evaluation and their training, validation and test parts.
 
-A share of each class is held out, or folders, two sides given by hand or a published file make the
-parts. All of it is a function of keys and classes.
+The parts are a held-out share of each class, folders, two given sides, or a published file. They
+depend only on keys and classes.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ _ORDER: Final = ("train", "val", "test")
 class Split:
     """The parts of a set of samples.
 
-    train, validation, test: bool [N] each, disjoint, together all. folders: the names of the known
-    and of the tested folder, if folders make the split.
+    train, validation, test: bool [N] masks, disjoint, together all samples. folders: names of the
+    known and of the tested folders, if folders make the split.
     """
 
     train: NDArray[np.bool_]
@@ -48,7 +48,7 @@ class Split:
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """The mask of the samples that are not tested on."""
+        """The mask of the samples that are not in the test part."""
         return self.train | self.validation
 
     def of(self, rows: NDArray[np.int64]) -> "Split":
@@ -59,7 +59,7 @@ class Split:
 def split_samples(splits: NDArray[np.float64], hold_out: float) -> Split:
     """Splits the samples by their positions within their class (see mlcd.keys).
 
-    The held-out share of each class is tested on; the next samples of the same order validate.
+    The first `hold_out` of each class is the test part, and the next samples are for validation.
     """
     test = mask_held_out(splits, hold_out)
     validation = mask_held_out(splits, hold_out + VALIDATION_FRACTION * (1 - hold_out)) & ~test
@@ -67,9 +67,8 @@ def split_samples(splits: NDArray[np.float64], hold_out: float) -> Split:
 
 
 def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
-    """Returns the split with a validation part.
-
-    If none was given, it is a fifth of each class by `positions` (see mlcd.keys).
+    """Returns the split with a validation part: its own, or else a fifth of each class by
+    `positions` (see mlcd.keys).
     """
     if split.validation.any():
         return split
@@ -78,19 +77,19 @@ def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
 
 
 def choose_split(own_split: Split | None, positions: NDArray[np.float64], hold_out: float) -> Split:
-    """Returns the given split with a validation part, or else that of `split_samples`."""
+    """Returns `own_split` with a validation part; if None, the split of `split_samples`."""
     if own_split is None:
         return split_samples(positions, hold_out)
     return with_validation(own_split, positions)
 
 
 def folder_split(class_names: Sequence[str], location: str = "") -> tuple[Split, list[str]] | None:
-    """Returns the split that folders make, and the classes within it; None if folders are classes.
+    """Returns the split of folders, and the classes inside them; None if the folders are classes.
 
     Folders make a split if they are the first parts of the classes' paths and at least two of them
-    are called train, val, valid, validation, dev or test, in capitals or not. test is tested on;
-    without it the others but train are. location: that of the images, to name the two sides by.
-    Raises InvalidInput if train is missing, if other classes are beside them, or if they hold none.
+    are called train, val, valid, validation, dev or test, in any case. The test part is test, or
+    without it all folders except train. location: of the images, for messages. Raises InvalidInput
+    if train is missing, if there are other folders beside them, or if they contain no classes.
     """
     part_of_folder = parts_of_classes(class_names)
     if not part_of_folder:
@@ -115,23 +114,23 @@ def folder_split(class_names: Sequence[str], location: str = "") -> tuple[Split,
     )
     if stray is not None:
         raise InvalidInput(
-            f"the folders {folder_names} look like splits, but {stray} stands beside them",
+            f"the folders {folder_names} look like splits, but {stray} is beside them",
             remedy=remedy,
         )
-    part_of = np.array([part_of_folder[first] for first, _, _ in parts])
+    part_names = np.array([part_of_folder[first] for first, _, _ in parts])
     tested = "test" if "test" in part_of_folder.values() else "val"
-    test = part_of == tested
+    test = part_names == tested
     folders = (
         " and ".join(sorted(folder for folder, part in part_of_folder.items() if part != tested)),
         " and ".join(sorted(folder for folder, part in part_of_folder.items() if part == tested)),
     )
-    return Split(part_of == "train", (part_of == "val") & ~test, test, folders), [
+    return Split(part_names == "train", (part_names == "val") & ~test, test, folders), [
         name for _, _, name in parts
     ]
 
 
 def key_split(keys: Sequence[SampleKey]) -> Split | None:
-    """Returns the split that the first folders of samples make, whatever their classes are."""
+    """Returns the split of the samples' first folders, ignoring classes; None if they make none."""
     split_and_names = folder_split(keys)
     return None if split_and_names is None else split_and_names[0]
 
@@ -141,8 +140,8 @@ def split_digest(
 ) -> str:
     """Returns the SHA-256 over key, class and part (known or test) of every sample.
 
-    Two results with the same one can be compared. A validation part follows from these by
-    VALIDATION_FRACTION.
+    Two results with the same digest can be compared. The validation part is not included, as it
+    follows from key, class and VALIDATION_FRACTION.
     """
     sha256 = hashlib.sha256()
     for key, class_name, is_test in sorted(zip(keys, class_names, test.tolist(), strict=True)):
@@ -160,7 +159,7 @@ def check_several_classes(class_names: Sequence[str]) -> None:
 
 
 def check_tested_classes(class_names: Sequence[str], split: Split) -> None:
-    """Raises InvalidInput if a tested class is not a known one, so that it could only be wrong."""
+    """Raises InvalidInput if a tested class has no known sample, as it could only be wrong."""
     known_names, tested = (
         {name for name, inside in zip(class_names, mask.tolist(), strict=True) if inside}
         for mask in (split.known, split.test)
@@ -169,12 +168,12 @@ def check_tested_classes(class_names: Sequence[str], split: Split) -> None:
         raise InvalidInput(
             f"class {missing[0]} is tested on, but no image to train on has it ({len(missing)} "
             "such classes)",
-            remedy="are the folders of both sides one per class, with the same names?",
+            remedy="give both sides one folder per class, with the same names",
         )
 
 
 def check_probe_split(class_names: Sequence[str], split: Split) -> None:
-    """Raises InvalidInput if a linear probe cannot be trained, chosen or tested."""
+    """Raises InvalidInput if a part is empty, or a class has no training sample."""
     check_several_classes(class_names)
     for name in ("train", "validation", "test"):
         if not getattr(split, name).any():
@@ -185,7 +184,8 @@ def check_probe_split(class_names: Sequence[str], split: Split) -> None:
     num_train, num_classes = int(split.train.sum()), len(set(class_names))
     if num_train < num_classes:
         raise InvalidInput(
-            f"{num_train} images to train on are fewer than the {num_classes} classes",
+            f"a linear probe requires an image to train on for each of {num_classes} classes, got "
+            f"{num_train}",
             remedy="give more images per class, or hold out less",
         )
     train_names = {
@@ -206,7 +206,8 @@ _log = logging.getLogger(__name__)
 class ListedKeys:
     """The keys of images in a table.
 
-    table: its name for people. may_be_unmatched: keys of no image are left out instead of refused.
+    table: name of the table for messages. may_be_unmatched: leave out keys that match no image,
+    instead of raising.
     """
 
     keys: Sequence[SampleKey]
@@ -214,18 +215,17 @@ class ListedKeys:
     may_be_unmatched: bool = False
 
     def places(self, keys: Keys, images: str) -> NDArray[np.int64]:
-        """Returns the places of the listed images among `keys`, in the order of the table; raises
-        as `indices` does.
+        """Returns the indices in `keys` of the listed images, in the order of the table, without
+        unmatched ones; raises the errors of `indices`.
         """
         indices = self.indices(keys, images)
         return indices[indices >= 0]
 
     def indices(self, keys: Keys, images: str) -> NDArray[np.int64]:
-        """Returns the place of each listed image among `keys`, -1 for one that is not there, which
-        are logged.
+        """Returns the index in `keys` of each listed image; -1, with a warning, if unmatched.
 
-        images: their place for people. Raises InvalidInput for the key of no image unless these may
-        be, and for two keys of one image.
+        images: location of the images for messages. Raises InvalidInput for an unmatched key,
+        unless may_be_unmatched, and for two keys of one image.
         """
         matched = match_keys(self.keys, keys, self.table)
         matched.unmatched.check(self.table, images, may_be_unmatched=self.may_be_unmatched)
@@ -249,10 +249,10 @@ class ListedKeys:
 
 @dataclass(frozen=True)
 class LabeledRows:
-    """Rows of known class, the same in every process.
+    """N samples of known class, the same in every process.
 
-    rows: float32 [N, D], finite. keys, splits (see mlcd.keys) and class_names: N. own_split: the
-    split that the samples come with, if any. sha256: uint8 [N, 32] of the images.
+    rows: float32 [N, D], finite. splits: positions within the class, see mlcd.keys. own_split:
+    split of the samples' folders or sides, if any. sha256: uint8 [N, 32] of the images.
     """
 
     rows: NDArray[np.float32]
@@ -263,7 +263,7 @@ class LabeledRows:
     sha256: NDArray[np.uint8] | None = None
 
     def split(self, hold_out: float) -> Split:
-        """Returns the given split, or else that of `split_samples`."""
+        """Returns the samples' own split, or else the split of `split_samples`."""
         return choose_split(self.own_split, self.splits, hold_out)
 
     @cached_property
@@ -278,7 +278,7 @@ class LabeledRows:
             raise InvalidInput(
                 f"the features of {self.keys[int(np.flatnonzero(~finite)[0])]} hold NaN or Inf "
                 f"({int((~finite).sum())} of {len(finite)} images)",
-                remedy="has the model diverged?",
+                remedy="check whether the model has diverged",
             )
 
 
@@ -289,10 +289,10 @@ SideKind = Literal["images", "embeddings", "keys"]
 
 @dataclass(frozen=True)
 class Sides:
-    """Two sides of one kind.
+    """The train and the test side, of the same kind.
 
-    These are two places of images, two embeddings artifacts, or two lists of keys (one a line) of
-    images in one place.
+    They are two locations of images, two embeddings artifacts, or two lists of keys (one per line)
+    of images in one location.
     """
 
     train: str
@@ -301,15 +301,16 @@ class Sides:
 
     @classmethod
     def of(cls, train: str, test: str) -> "Sides":
-        """Builds the sides; embeddings at URLs are brought here.
+        """Builds the sides; embeddings at URLs are downloaded.
 
-        Raises ConfigInvalid if both are the same or of different kinds.
+        Raises ConfigInvalid if both sides are the same, or of different kinds.
         """
-        train, test = _here(train), _here(test)
-        kinds = [_kind(location) for location in (train, test)]
+        train, test = _fetch_embeddings(train), _fetch_embeddings(test)
+        kinds = [_kind_of(location) for location in (train, test)]
         if kinds[0] != kinds[1]:
             raise ConfigInvalid(
-                f"{train} holds {kinds[0]} and {test} {kinds[1]}",
+                f"--train and --test must be of the same kind, got {kinds[0]} in {train} and"
+                f" {kinds[1]} in {test}",
                 remedy="give --train and --test two folders, two embeddings artifacts or two lists "
                 "of keys",
             )
@@ -323,7 +324,7 @@ class Sides:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Returns the last part of each path, or as many more as make them distinct."""
+        """Returns the shortest suffixes of both paths that are distinct."""
         train, test = (PurePosixPath(location).parts for location in (self.train, self.test))
         depth = 1
         while train[-depth:] == test[-depth:] and depth < max(len(train), len(test)):
@@ -331,7 +332,7 @@ class Sides:
         return "/".join(train[-depth:]), "/".join(test[-depth:])
 
     def digests(self) -> dict[str, str]:
-        """Returns the SHA-256 of lists, which decide a result; other kinds are its parents."""
+        """Returns the SHA-256 of lists of keys; other kinds are recorded as parents instead."""
         if self.kind != "keys":
             return {}
         locations = {"train": self.train, "test": self.test}
@@ -341,12 +342,12 @@ class Sides:
         }
 
     def choose(self, samples: LabeledRows, *, may_be_unmatched: bool = False) -> LabeledRows:
-        """Returns the samples on the two lists of keys.
+        """Returns the samples on the two lists of keys, with their split.
 
-        Raises InvalidInput for a key of no sample, unless these may be, or one on both lists.
+        Raises InvalidInput for an unmatched key, unless may_be_unmatched, or a key on both lists.
         """
         train, test = (
-            _rows_of(location, samples.keys, may_be_unmatched=may_be_unmatched)
+            _find_rows(location, samples.keys, may_be_unmatched=may_be_unmatched)
             for location in (self.train, self.test)
         )
         if len(both := np.intersect1d(train, test)):
@@ -358,14 +359,17 @@ class Sides:
 
 
 def join_sides(train: LabeledRows, test: LabeledRows) -> LabeledRows:
-    """Returns the samples of both sides and their split. Raises InvalidInput if they do not fit."""
-    return of_parts(train, None, test)
+    """Joins the samples of both sides, with their split; raises as `join_parts`."""
+    return join_parts(train, None, test)
 
 
-def of_parts(train: LabeledRows, validation: LabeledRows | None, test: LabeledRows) -> LabeledRows:
-    """Returns the samples of all parts and their split; validation: None if it is not given.
+def join_parts(
+    train: LabeledRows, validation: LabeledRows | None, test: LabeledRows
+) -> LabeledRows:
+    """Joins the samples of all parts, with their split.
 
-    Raises InvalidInput if they do not fit.
+    Raises InvalidInput for parts with splits of their own, for rows of different dimensions, and
+    for a tested class without known samples.
     """
     if train.own_split is not None or test.own_split is not None:
         raise InvalidInput(
@@ -374,12 +378,13 @@ def of_parts(train: LabeledRows, validation: LabeledRows | None, test: LabeledRo
         )
     if train.rows.shape[1] != test.rows.shape[1]:
         raise InvalidInput(
-            f"rows of {train.rows.shape[1]} and of {test.rows.shape[1]} cannot be compared"
+            f"both sides must have rows of the same dimension, got {train.rows.shape[1]} and "
+            f"{test.rows.shape[1]}"
         )
     parts = [train, test] if validation is None else [train, validation, test]
-    number = np.repeat(np.arange(len(parts)), [len(part.keys) for part in parts])
-    tested = number == len(parts) - 1
-    split = Split(number == 0, ~tested & (number != 0), tested)
+    part_index = np.repeat(np.arange(len(parts)), [len(part.keys) for part in parts])
+    tested = part_index == len(parts) - 1
+    split = Split(part_index == 0, ~tested & (part_index != 0), tested)
     class_names = [name for part in parts for name in part.class_names]
     check_tested_classes(class_names, split)
     digests = [part.sha256 for part in parts if part.sha256 is not None]
@@ -393,10 +398,10 @@ def of_parts(train: LabeledRows, validation: LabeledRows | None, test: LabeledRo
     )
 
 
-def _here(location: str) -> str:
-    """Returns the path of the copy of embeddings at a URL; any other place as it is.
+def _fetch_embeddings(location: str) -> str:
+    """Downloads embeddings at a URL and returns the copy's path; returns other locations unchanged.
 
-    Raises ConfigInvalid for a URL that none may be.
+    Raises ConfigInvalid for an invalid URL.
     """
     is_of_store = is_url(check_no_credentials(location)) and "::" not in location
     if is_of_store and Directory.at(location).has(MANIFEST):
@@ -404,29 +409,31 @@ def _here(location: str) -> str:
     return location
 
 
-def _kind(location: str) -> SideKind:
+def _kind_of(location: str) -> SideKind:
     path = Path(location)
     if (path / MANIFEST).is_file():
         return "embeddings"
     return "keys" if path.suffix == _LIST_SUFFIX and path.is_file() else "images"
 
 
-def _rows_of(
+def _find_rows(
     location: str, keys: Sequence[SampleKey], *, may_be_unmatched: bool
 ) -> NDArray[np.int64]:
     text = decode_text(Path(location).read_bytes(), location)
     listed = list(dict.fromkeys(filter(None, split_lines(text))))
     if not listed:
         raise InvalidInput(
-            f"{location} lists no key",
-            remedy="give one key a line, as `mlcd embed` lists them: the path inside a folder",
+            f"{location} must list at least one key",
+            remedy="give one key per line, as `mlcd embed` lists them: the path inside a folder",
         )
-    return ListedKeys(listed, location, may_be_unmatched).places(keys, "those that can be used")
+    return ListedKeys(listed, location, may_be_unmatched).places(
+        keys, "the images that can be used"
+    )
 
 
 def select_rows(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
     """Returns the samples at `rows`, with new positions within their classes."""
-    keys, class_names = _at(samples.keys, rows), _at(samples.class_names, rows)
+    keys, class_names = _select(samples.keys, rows), _select(samples.class_names, rows)
     return LabeledRows(
         samples.rows[rows],
         keys,
@@ -437,7 +444,7 @@ def select_rows(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
     )
 
 
-def _at(values: Sequence[str], rows: NDArray[np.int64]) -> list[str]:
+def _select(values: Sequence[str], rows: NDArray[np.int64]) -> list[str]:
     return [values[row] for row in rows]
 
 
@@ -448,8 +455,8 @@ _FORM: Final = 'give {"train": [keys], "test": [keys]}, "val" too, or "folds" in
 class SplitFile:
     """The parts of a data set by keys.
 
-    folds: the training parts, one unless the data set is to be trained on each of several.
-    validation: None if it is to be taken from the training part. sha256: of the file.
+    folds: training parts; several for a data set with folds. validation: None takes a fifth of the
+    training part. sha256: of the file.
     """
 
     folds: tuple[tuple[SampleKey, ...], ...]
@@ -462,32 +469,32 @@ class SplitFile:
     ) -> Iterator[LabeledRows]:
         """Yields the samples of each fold with the split; samples in no part are left out.
 
-        Raises InvalidInput for a key of no sample, unless these may be, and for one in two parts.
+        Raises InvalidInput for an unmatched key, unless may_be_unmatched, and a key in two parts.
         """
-        plain = replace(samples, own_split=None)
+        samples_without_split = replace(samples, own_split=None)
         validation_keys = [] if self.validation is None else [*self.validation]
         for fold in self.folds:
             keys = [*fold, *validation_keys, *self.test]
             _check_distinct(keys)
-            # all together, so that two spellings of one key are not in two parts
+            # Matched together, to notice two spellings of one key in different parts.
             listed = ListedKeys(keys, "the split", may_be_unmatched)
-            indices = listed.indices(samples.keys, "those that can be used")
+            indices = listed.indices(samples.keys, "the images that can be used")
             ends = [len(fold), len(fold) + len(validation_keys)]
             train, validation, test = (part[part >= 0] for part in np.split(indices, ends))
             if not len(train) or not len(test):
                 raise InvalidInput(
                     "each part of the split needs images that can be used, but one is empty",
-                    remedy="are these the images that the split was made for?",
+                    remedy="give the images that the split was made for",
                 )
-            yield of_parts(
-                select_rows(plain, train),
-                None if self.validation is None else select_rows(plain, validation),
-                select_rows(plain, test),
+            yield join_parts(
+                select_rows(samples_without_split, train),
+                None if self.validation is None else select_rows(samples_without_split, validation),
+                select_rows(samples_without_split, test),
             )
 
 
 def read_split(path: Path) -> SplitFile:
-    """Reads a split. Raises NotFound, or InvalidInput for a file of another form."""
+    """Reads a split file. Raises NotFound, or InvalidInput for an invalid file."""
     if not path.is_file():
         raise NotFound(f"no split at {path}", remedy=_FORM)
     data = path.read_bytes()
@@ -496,7 +503,7 @@ def read_split(path: Path) -> SplitFile:
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not JSON", remedy=_FORM) from error
     if not isinstance(content, dict) or ("train" in content) == ("folds" in content):
-        raise InvalidInput(f"{path} must hold a split", remedy=_FORM)
+        raise InvalidInput(f"{path} must contain a split", remedy=_FORM)
     folds = content["folds"] if "folds" in content else [content["train"]]
     validation = content.get("val")
     if not isinstance(folds, list) or not folds:

@@ -1,4 +1,4 @@
-"""The artifact of an evaluation: results, and for each tested image whether it was right.
+"""The artifact of an evaluation: its results, and for each tested image if it was right.
 
 results.json         one record per representation: metrics, intervals, protocol
 images-00000.parquet key, class_name, and right (bool) of the tested images of the first record
@@ -29,7 +29,7 @@ Record: TypeAlias = dict[str, Any]
 class StoredOutcome:
     """The tested images of one record, in order.
 
-    right: bool [N]. columns: more facts of each image, [N] each.
+    right: bool [N]. columns: further columns by name, [N] each.
     """
 
     keys: Sequence[SampleKey]
@@ -49,8 +49,8 @@ def outcomes_name(record: int) -> str:
 
 def find_results(out: Path | None, request: Request) -> list[Record] | None:
     """Returns the records of the finished artifact for this request; None if there is none."""
-    done = None if out is None else find_published(out, request)
-    return None if done is None else read_results(done)
+    artifact = None if out is None else find_published(out, request)
+    return None if artifact is None else read_results(artifact)
 
 
 def read_results(artifact: Artifact) -> list[Record]:
@@ -61,11 +61,11 @@ def read_results(artifact: Artifact) -> list[Record]:
 def write_results(
     out: Path, request: Request, records: Sequence[Record], outcomes: Sequence[StoredOutcome | None]
 ) -> None:
-    """Writes the artifact."""
+    """Writes an evaluation artifact."""
     with Draft(out, request) as draft:
-        for number, outcome in enumerate(outcomes):
+        for index, outcome in enumerate(outcomes):
             if outcome is not None:
-                with draft.write(outcomes_name(number)) as path:
+                with draft.write(outcomes_name(index)) as path:
                     pq.write_table(outcome.table(), path)
         draft.write_json(RESULTS, records)
         draft.publish()
@@ -73,7 +73,7 @@ def write_results(
 
 @dataclass(frozen=True)
 class StoredResults:
-    """One record that was read back, with what it says of each image."""
+    """A stored record, with the outcome for each image."""
 
     record: Record
     keys: list[SampleKey]
@@ -83,30 +83,30 @@ class StoredResults:
 def read_stored_results(path: Path) -> StoredResults:
     """Opens an evaluation of one representation.
 
-    Raises InvalidInput if it has several, or says nothing of single images.
+    Raises InvalidInput if it has several representations, or no outcomes of images.
     """
     artifact = open_artifact(path, "evaluation")
     records = read_results(artifact)
     if len(records) != 1:
         raise InvalidInput(
-            f"{path} holds the results of {len(records)} representations",
-            remedy="evaluate each into a directory of its own with --out",
+            f"{path} must contain the results of 1 representation, got {len(records)}",
+            remedy="evaluate each representation separately, with its own --out",
         )
     if outcomes_name(0) not in artifact.files:
         raise InvalidInput(
-            f"{path} says nothing of single images",
-            remedy="of the kinds of evaluation, knn, linear-probe, zero-shot and retrieval keep it",
+            f"{path} has no outcomes of images",
+            remedy="compare evaluations of knn, linear-probe, fine-tune, zero-shot or retrieval",
         )
     table = pq.read_table(artifact.file(outcomes_name(0)), columns=["key", "right"])
     return StoredResults(records[0], table["key"].to_pylist(), table["right"].to_numpy())
 
 
-def find_or_make(
+def find_or_create(
     out: Path | None,
     request: Callable[[Path], Request],
     make: Callable[[], tuple[Record, StoredOutcome]],
 ) -> Record:
-    """Returns the record that is kept at `out`, or makes it and keeps it there."""
+    """Returns the record stored at `out`; creates and stores it if it does not exist."""
     if out is None:
         return make()[0]
     request_here = request(out)

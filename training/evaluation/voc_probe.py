@@ -1,7 +1,7 @@
-"""The linear probe of Pascal VOC 2007: one regression per class against the rest, all with the C of
-the best validation score, scored by the mean of the classes' 11-point average precision.
+"""The linear probe of Pascal VOC 2007: one regression per class against the rest, sharing one C.
 
-A "difficult" object counts neither way, for its class alone: neither in training nor in the score.
+The metric is the mean over classes of the 11-point average precision. An image whose only object of
+a class is "difficult" is ignored for that class, in training and in the metric.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from mlcd.training.evaluation.intervals import bootstrap
 from mlcd.training.evaluation.label_tables import DIFFICULT
 from mlcd.training.evaluation.linear_probe import coarse_to_fine, grid_c
 from mlcd.training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from mlcd.training.evaluation.measured import Measured
+from mlcd.training.evaluation.measured import Measurement
 from mlcd.training.evaluation.scores import Chosen, eleven_point_precision
 from mlcd.training.evaluation.splits import Split
 
@@ -27,35 +27,35 @@ _PARTS: Final = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Rankings:
-    """The order that the regressions give images: scores, float64 [N, A], and tags, int8 [N, A]."""
+    """The regressions' scores of images, float64 [N, A], and the images' tags, int8 [N, A]."""
 
     scores: NDArray[np.float64]
     tags: NDArray[np.int8]
 
     def mean_precision(self, chosen: Chosen = slice(None)) -> float:
-        """Returns the mean over the classes of their 11-point average precision.
+        """Returns the mean over classes of the 11-point average precision on the chosen images.
 
-        A class that none of the chosen images has is left out.
+        Classes without a positive image among them are left out.
         """
         scores, tags = self.scores[chosen], self.tags[chosen]
-        counts = tags != DIFFICULT
+        is_scored = tags != DIFFICULT
         precisions = [
-            eleven_point_precision(scores[counts[:, a], a], tags[counts[:, a], a] == 1)
+            eleven_point_precision(scores[is_scored[:, a], a], tags[is_scored[:, a], a] == 1)
             for a in range(tags.shape[1])
             if (tags[:, a] == 1).any()
         ]
         return float(np.mean(precisions))
 
 
-def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -> Measured:
-    """Returns the mean precision of test images with its interval, and how C was chosen.
+def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -> Measurement:
+    """Returns the mean average precision on test images with its interval, and the chosen C.
 
-    rows: [N, D]. tags: [N, A], see LabelTable. Raises InvalidInput for a label that cannot be
+    rows: [N, D]. tags: [N, A], see `SeveralLabels`. Raises InvalidInput for a label that cannot be
     trained or tested.
     """
-    _check(tags, split)
+    _check_labels(tags, split)
     features = torch.from_numpy(np.asarray(rows, dtype=np.float64))
-    train = [_problem(features, tags[:, a], split.train) for a in range(tags.shape[1])]
+    train = [_build_problem(features, tags[:, a], split.train) for a in range(tags.shape[1])]
     starts: list[Solution | None] = [None] * len(train)
     score_of: dict[int, float] = {}
 
@@ -70,7 +70,9 @@ def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -
 
     best = coarse_to_fine(score)
     fitted = split.train | split.validation
-    final = [_problem(features, tags[:, a], fitted).fit(grid_c(best)) for a in range(tags.shape[1])]
+    final = [
+        _build_problem(features, tags[:, a], fitted).fit(grid_c(best)) for a in range(tags.shape[1])
+    ]
     rankings = _rank(final, features, tags, split.test)
     metrics = {
         NAME: rankings.mean_precision(),
@@ -79,10 +81,10 @@ def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -
         "labels": float(tags.shape[1]),
         **{f"{part}_images": float(getattr(split, part).sum()) for part in _PARTS},
     }
-    return Measured(metrics, {NAME: bootstrap(rankings.mean_precision, len(rankings.tags))})
+    return Measurement(metrics, {NAME: bootstrap(rankings.mean_precision, len(rankings.tags))})
 
 
-def _problem(
+def _build_problem(
     features: torch.Tensor, tags: NDArray[np.int8], part: NDArray[np.bool_]
 ) -> LogisticRegression:
     chosen = part & (tags != DIFFICULT)
@@ -104,15 +106,15 @@ def _rank(
     return Rankings(torch.stack(columns, dim=1).numpy(), tags[part])
 
 
-def _check(tags: NDArray[np.int8], split: Split) -> None:
-    for name, reason in _faults(tags, split):
+def _check_labels(tags: NDArray[np.int8], split: Split) -> None:
+    for name, reason in _find_faults(tags, split):
         raise InvalidInput(
             f"label {name} of {tags.shape[1]} cannot be probed: {reason}",
             remedy="leave out rare labels, or give another split",
         )
 
 
-def _faults(tags: NDArray[np.int8], split: Split) -> Iterator[tuple[int, str]]:
+def _find_faults(tags: NDArray[np.int8], split: Split) -> Iterator[tuple[int, str]]:
     for a in range(tags.shape[1]):
         for part in _PARTS:
             column = tags[getattr(split, part), a]

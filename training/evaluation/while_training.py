@@ -1,7 +1,6 @@
-"""k-NN and the linear probe of a model in training, on images of known class.
+"""Evaluates a model during training by k-NN and the linear probe, on images of known class.
 
-Nothing else of the run changes: weights, modes of modules and random numbers stay, because nothing
-here draws any.
+The run is not affected: weights and modules' modes stay the same, and no random numbers are drawn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,14 +28,14 @@ from mlcd.training.run.classification import Evaluate
 from mlcd.world import World
 
 NEIGHBORS: Final = 5  # the default of `mlcd evaluate knn`
-# The share of data.memory_gib for evaluation; most of it is for the training images.
+# The share of data.memory_gib for the evaluation's images; the rest is for training images.
 _MEMORY_SHARE: Final = 0.25
 
 
 def open_evaluation(config: RunConfig, listings: Sequence[str]) -> Evaluate | None:
-    """Opens the evaluation of a run, as `check_evaluation` does; None if the run never evaluates.
+    """Opens the evaluation of a run; None if the run never evaluates.
 
-    Decoded pixels are kept over the run if they fit.
+    Raises the errors of `check_evaluation`.
     """
     images = check_evaluation(config, listings)
     return None if images is None else partial(evaluate_model, config=config, images=images)
@@ -47,32 +46,30 @@ def check_evaluation(
 ) -> PreparedImages | None:
     """Lists the images to evaluate on, not yet decoded; None if the run never evaluates.
 
-    listings: the digests of the listings of the run's images, where they are known.
-
-    Keep the result over the run and pass it to `evaluate_model`: it keeps decoded pixels if they
-    fit into a quarter of data.memory_gib. Raises ConfigInvalid or InvalidInput if an evaluation
-    would fail.
+    Reuse the result in every `evaluate_model` of the run: it caches decoded pixels if they fit in a
+    quarter of data.memory_gib. listings: digests of the listings of the run's images; None computes
+    them. Raises ConfigInvalid or InvalidInput if an evaluation would fail.
     """
     if config.evaluation.every_steps is None:
         return None
     if not (config.evaluation.knn or config.evaluation.linear_probe):
         raise ConfigInvalid(
-            "evaluation.every_steps is set, but nothing is to be measured",
+            "evaluation.every_steps requires evaluation.knn or evaluation.linear_probe",
             remedy="set evaluation.knn=true or evaluation.linear_probe=true",
         )
     images = ImageSet.of(open_source(_location(config)))
     check_several_classes(images.class_names)
     hold_out = _hold_out(config)
-    if images.own_split is not None and _are_own(images, config, listings):
+    if images.own_split is not None and _are_training_images(images, config, listings):
         raise ConfigInvalid(
             f"the folders of {images.location} are splits, and the run is trained on all of them",
-            remedy="train on one of them, and set evaluation.images to the folder of all",
+            remedy="train on one split, and set evaluation.images to the folder of all splits",
         )
-    if config.data.hold_out < hold_out and _are_own(images, config, listings):
+    if config.data.hold_out < hold_out and _are_training_images(images, config, listings):
         raise ConfigInvalid(
-            "evaluation.images are those that the run is trained on, with "
-            f"data.hold_out={config.data.hold_out:g}",
-            remedy=f"set data.hold_out={hold_out:g}, or give others",
+            "evaluation.images are the training images, of which only "
+            f"data.hold_out={config.data.hold_out:g} are held out",
+            remedy=f"set data.hold_out={hold_out:g}, or evaluate on other images",
         )
     if hold_out == 0:
         raise ConfigInvalid(
@@ -91,11 +88,11 @@ def check_evaluation(
 def evaluate_model(
     model: Servable, config: RunConfig, *, world: World, images: PreparedImages | None = None
 ) -> dict[str, float]:
-    """Returns {"knn": accuracy, "linear_probe": accuracy} on embeddings as they are served.
+    """Returns {"knn": accuracy, "linear_probe": accuracy} on served embeddings, as set by
+    evaluation.knn and evaluation.linear_probe.
 
-    It has the metrics that evaluation.* asks for. Every process calls it with the same weights; all
-    get the same numbers, whatever their number. images: the result of `check_evaluation`; without
-    it they are listed and decoded again.
+    Every process calls it with the same weights and gets the same result, for any number of
+    processes. images: result of `check_evaluation`; None lists and decodes them again.
     """
     images = images or check_evaluation(config)
     if images is None:
@@ -129,8 +126,10 @@ def _location(config: RunConfig) -> str:
     return config.data.sources[0].images
 
 
-def _are_own(images: ImageSet, config: RunConfig, listings: Sequence[str] | None) -> bool:
-    """Tells if the run is trained on these very images."""
+def _are_training_images(
+    images: ImageSet, config: RunConfig, listings: Sequence[str] | None
+) -> bool:
+    """Returns True if the run is trained on these images."""
     if config.evaluation.images is None:
         return True
     if listings is None:
@@ -139,16 +138,16 @@ def _are_own(images: ImageSet, config: RunConfig, listings: Sequence[str] | None
 
 
 def _hold_out(config: RunConfig) -> float:
-    """Returns the share to test on: the run's own, or the default for other images."""
+    """Returns the share to test on: data.hold_out, or the default for evaluation.images."""
     return config.data.hold_out if config.evaluation.images is None else HELD_OUT_FRACTION
 
 
 @contextmanager
 def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
+    training_modules = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        for module in training:
+        for module in training_modules:
             module.training = True

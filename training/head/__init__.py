@@ -1,3 +1,3 @@
-"""Training with a classifier: the loss of Eq. 3 to 5 over class centers that are sharded over
-processes, their optimizer, and the state of tower and centers with its checkpoints.
+"""Training with a classifier: the loss of Eq. 3 to 5 over class centers sharded over processes, the
+centers' optimizer, and the training state with its checkpoints.
 """

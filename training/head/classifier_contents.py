@@ -27,11 +27,11 @@ from mlcd.types import Fingerprint
 
 @dataclass(frozen=True)
 class ClassifierContents:
-    """The tower and the unit centers of the classes.
+    """Writes and restores the tower and the unit centers of the classes.
 
-    run: the directory with the classes' examples. names, sizes: those of the classes. classes: the
-    digest of the clusters that the labels name, by which a later run knows whether it can keep the
-    head.
+    run: directory with the classes' examples. names: class names. sizes: number of samples by first
+    label. classes: digest of the labels' classes; a later run keeps the head if its labels have the
+    same digest.
     """
 
     run: Path

@@ -11,7 +11,7 @@ from mlcd.training.section import Section
 
 _SOME_CLASSES = 500
 
-_MANY_CLASSES = 10_000  # the most classes that are all drawn as negatives
+_MANY_CLASSES = 10_000  # up to this number, all classes are drawn as negatives
 
 _PUBLISHED_CLASSES = 1_000_000
 
@@ -34,19 +34,19 @@ class LossConfig(Section):
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l, the number of nearest centers taken as positives. CD takes one."""
     drawn_from: Annotated[int, Field(ge=2)] | None = None
-    """The number of nearest centers that the l positives are drawn from each time an image is seen;
-    the others count as negatives. The authors' later code draws 8 of 10. None: always the nearest
-    l.
+    """The number of nearest centers from which l positives are drawn each time an image is seen;
+    centers that are not drawn count as negatives. The authors' later code draws 8 of 10. None:
+    always the nearest l.
     """
     scale: Annotated[float, Field(gt=0)] | None = None
     """s, the scale of the logits. None: 16 below 500 centers; up to 10,000 centers 8 for mlcd and
-    mlc, 16 for cd; from there linear in the logarithms to the authors' 64 at a million.
+    mlc, 16 for cd; above, interpolated log-log to the authors' 64 at a million centers.
     """
     learn_scale: bool = False
-    """The scale is learned, and loss.scale is where it starts."""
+    """Learns the scale, starting from loss.scale."""
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    """r, the share of classes drawn as negatives. None: 1 up to 10,000 centers k, then 10,000 / k,
-    at least the published 0.1.
+    """r, the share of classes drawn as negatives. None: 1 for up to 10,000 centers; for k > 10,000
+    centers 10,000 / k, but at least the published 0.1.
     """
     margin_kind: MarginKind = "arcface"
     """arcface: added to the angle. cosface: subtracted from the cosine. Applies to positives only.
@@ -54,25 +54,28 @@ class LossConfig(Section):
     margin: Annotated[float, Field(ge=0, lt=1.5)] = _MARGIN
     """The margin in radians (arcface), or in units of the cosine (cosface)."""
     margin_grad: MarginGrad = "straight_through"
-    """straight_through: without the margin's own slope, as in the authors' code. exact: with it."""
+    """straight_through: gradients ignore the margin's slope, as in the authors' code. exact: they
+    include it.
+    """
     bias: float | None = None
-    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd. None: 0, and
-    -log(r k / l) where it is learned, which weighs negatives and positives alike.
+    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd. None: 0, or if
+    learned -log(r k / l), which balances negatives and positives.
     """
     learn_bias: bool = False
-    """The bias is learned, and loss.bias is where it starts."""
+    """Learns the bias, starting from loss.bias."""
     label_weights: Literal["scores"] | None = None
-    """scores: labels count by their stored similarity, relative to the mean of the image's. None:
-    alike.
+    """scores: labels are weighted by their stored similarity, divided by the mean over the image's
+    labels. None: equal weights.
     """
     policy: NegativePolicy = "independent"
     """How negatives are drawn."""
     correct_ratio: bool = False
-    """Adds log(1/r) to the negatives' log-sum, as if all negatives had been used."""
+    """Adds log(1/r) to the negatives' log-sum, to estimate the log-sum over all negatives."""
     filter_threshold: Annotated[float, Field(gt=-1, le=1)] | None = None
-    """Negatives more similar than this are left out. The authors' later code uses 0.75."""
+    """Leaves out negatives with a larger cosine. The authors' later code uses 0.75."""
     center_update: CenterUpdate = "sparse"
-    """sparse: only centers that a step touched move. dense: AdamW moves all centers, by momentum.
+    """sparse: a step updates only its positives and drawn negatives. dense: AdamW updates all
+    centers in each step, by momentum.
     """
 
     @model_validator(mode="after")
@@ -86,38 +89,40 @@ class LossConfig(Section):
             raise ValueError("loss.label_weights requires at least 2 labels per image, got 1")
         if self.correct_ratio and self.filter_threshold is not None:
             raise ValueError(
-                "loss.correct_ratio would add back what loss.filter_threshold leaves out: take one "
-                "of them"
+                "loss.correct_ratio would compensate for the negatives that loss.filter_threshold "
+                "leaves out: set only one of them"
             )
-        # Not what is set: a saved configuration sets everything.
+        # Compares values, not which fields are set: a saved configuration sets all fields.
         if self.margin_kind == "none" and self.margin != _MARGIN:
             raise ValueError("loss.margin requires loss.margin_kind=arcface or cosface, got none")
         if self.drawn_from is not None and self.drawn_from <= self.num_labels:
             raise ValueError(
-                f"loss.drawn_from must be more than the {self.num_labels} labels per image"
+                f"loss.drawn_from must be more than the {self.num_labels} labels per image, got "
+                f"{self.drawn_from}"
             )
         return self
 
     @property
     def num_labels(self) -> int:
-        """Returns the most labels that an image is trained with."""
+        """Returns the largest number of labels that an image is trained with."""
         return 1 if self.kind == "cd" else self.labels_per_image
 
     @property
     def num_stored(self) -> int:
-        """Returns the number of labels that each image must come with."""
+        """Returns the number of labels that must be stored for each image."""
         return self.drawn_from or self.num_labels
 
     def resolve_scale(self, num_classes: int) -> float:
-        """Returns the scale measured for few classes, the authors' for a million, without a jump.
-
-        For the evidence see docs/explanation/validation.md.
+        """Returns the scale: the best measured for few classes, the authors' for a million, and
+        interpolated between them. For the evidence see docs/explanation/validation.md.
         """
         if self.scale is not None:
             return self.scale
-        few = 8.0 if num_classes >= _SOME_CLASSES and self.kind in ("mlcd", "mlc") else 16.0
-        way = math.log(num_classes / _MANY_CLASSES) / math.log(_PUBLISHED_CLASSES / _MANY_CLASSES)
-        return float(few * (_PUBLISHED_SCALE / few) ** min(1.0, max(0.0, way)))
+        few_scale = 8.0 if num_classes >= _SOME_CLASSES and self.kind in ("mlcd", "mlc") else 16.0
+        progress = math.log(num_classes / _MANY_CLASSES) / math.log(
+            _PUBLISHED_CLASSES / _MANY_CLASSES
+        )
+        return float(few_scale * (_PUBLISHED_SCALE / few_scale) ** min(1.0, max(0.0, progress)))
 
     def resolve_bias(self, num_classes: int) -> float:
         if self.bias is not None:

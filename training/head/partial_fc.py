@@ -1,13 +1,12 @@
-"""The classifier: class centers, up to a million, sharded over processes; each step uses a random
-part.
+"""The classifier: up to a million class centers, sharded over processes; each step draws negatives.
 
 From each process the loss needs only two log-sums per sample, over the negatives and the positives
-that it owns. They are reduced with two all-reduces, and softplus is taken once, afterwards.
-Negatives are computed in chunks, and again in the backward pass, so no [B, |S|] tensor is ever
-kept.
+that the process owns. Two all-reduces combine them, then softplus is applied once. Negatives are
+computed in chunks, and again in the backward pass, so no [B, |S|] tensor is stored.
 
-Shapes: B global batch, D dimension, K classes of this process, L labels per sample, S drawn classes
-of this process.
+Shapes: B samples of the global batch, D dimension, K classes of this process, L labels per sample,
+S drawn classes of this process, C drawn classes of a chunk, A classes of this process that a step
+touches.
 """
 
 import math
@@ -35,10 +34,10 @@ from mlcd.world import World
 
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096
-CHUNK_ENTRIES: Final = 1 << 21  # logits held at once: 8 MiB in float32
-# On a GPU small chunks cost the launches of their many small kernels and no more: with 2^21 a pass
-# of 1,024 samples over 10,000 drawn classes took 22 ms on an H200 whatever the type of the
-# products, against 7 of one materialized product. 128 MiB in float32.
+CHUNK_ENTRIES: Final = 1 << 21  # logits in a chunk: 8 MiB in float32
+# 128 MiB in float32. On a GPU small chunks are bound by kernel launches: with 2^21 a pass of 1,024
+# samples over 10,000 drawn classes took 22 ms on an H200 with any type of products, against 7 ms
+# with one chunk.
 CUDA_CHUNK_ENTRIES: Final = 1 << 25
 
 
@@ -64,7 +63,7 @@ class HeadConfig:
 
     @classmethod
     def of(cls, loss: LossConfig, num_classes: int, seed: int, products: Products = "fp32") -> Self:
-        """Returns the settings of a head; some defaults depend on the number of classes.
+        """Returns the settings of a head, with the defaults for this number of classes.
 
         products: compute.head_products.
         """
@@ -92,8 +91,7 @@ class HeadConfig:
 class HeadOutput:
     """The result of a step.
 
-    loss: the mean over the global batch, the same on every process. meters: scalars without
-    gradient.
+    loss: mean over the global batch, the same on every process. meters: scalars without gradient.
     """
 
     loss: Tensor
@@ -107,7 +105,7 @@ def check_first_centers(shape: tuple[int, ...], num_classes: int, dimension: int
         raise ConfigInvalid(
             f"the head must start from {num_classes} centers of dimension {dimension}, got {num} of"
             f" dimension {center_dimension}",
-            remedy="start from random centers, or set model.embedding_dim to theirs",
+            remedy="start from random centers, or set model.embedding_dim to their dimension",
         )
 
 
@@ -115,9 +113,9 @@ class PartialFC(nn.Module):
     """The centers of this process's shard, [K, D], and the loss of the global batch against all
     centers.
 
-    The gradient of `weight` is complete on its owner (keep it out of DDP), and that of the scale
-    and of the bias, where they are learned, on every process. The gradient of the embeddings is
-    scaled so that DDP's average over processes is the gradient of the global mean loss.
+    Each process computes the complete gradient of its `weight` (keep it out of DDP) and of a
+    learned scale and bias. The gradient of the embeddings is scaled so that DDP's average over
+    processes is the gradient of the global mean loss.
     """
 
     def __init__(
@@ -128,8 +126,8 @@ class PartialFC(nn.Module):
         self.world = world or World()
         self.shard = Shard.of(self.world.rank, self.world.size, num_classes)
         self.weight = nn.Parameter(torch.empty(len(self.shard), dimension))
-        self._drawn: tuple[int, Tensor] | None = None  # a step and its negatives
-        # The logarithm, so that no update makes the scale negative.
+        self._drawn: tuple[int, Tensor] | None = None  # (step, its drawn classes)
+        # The logarithm is learned, so that the scale stays positive.
         self.log_scale = make_scalar(math.log(config.scale)) if config.learn_scale else None
         self.bias = make_scalar(config.bias) if config.learn_bias else None
 
@@ -141,14 +139,11 @@ class PartialFC(nn.Module):
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
-        """Draws centers from N(0, 0.01) as a function of (seed, class id), for any number of
-        processes.
-        """
+        """Draws centers with standard deviation 0.01; they depend only on seed and class id."""
         first_seed = int(hash_counters(seed, Stream.CENTERS)[0])
         for block in range(self.shard.start // _INIT_BLOCK, -(-self.shard.stop // _INIT_BLOCK)):
             first = block * _INIT_BLOCK
-            # torch takes the low 32 bits of a seed. Seeds count on from the first, so no two blocks
-            # share one.
+            # torch uses the low 32 bits of a seed. Consecutive seeds differ for every block.
             generator = torch.Generator().manual_seed((first_seed + block) % 2**32)
             rows = (
                 torch.randn((_INIT_BLOCK, self.weight.shape[1]), generator=generator)
@@ -163,8 +158,8 @@ class PartialFC(nn.Module):
     def initialize_from(self, centers: Embeddings) -> None:
         """Starts from unit centers of the same dimension and number of classes, [K, D].
 
-        Rows get the mean norm of random ones. Only directions matter, and the turn of a row by one
-        update is the learning rate over its norm.
+        Rows are scaled to the mean norm of random centers: only directions matter, and one update
+        turns a row by about the learning rate over its norm.
         """
         dimension = self.weight.shape[1]
         check_first_centers(centers.shape, self.shard.num_classes, dimension)
@@ -187,16 +182,16 @@ class PartialFC(nn.Module):
     ) -> HeadOutput:
         """Computes the loss of the global batch from this process's samples.
 
-        embeddings: [B_local, D] of any length. labels: int64 [B_local, L], -1 for none. weights:
-        [B_local, L], at least 0, how much each label counts; None for 1 each. step_labels: int64
-        [n, L], of all samples of the step if these are a part of it, because negatives that depend
-        on labels are drawn for the whole step. row_counts: the samples of each process; None asks
-        them. Labels are those that `check_labels` passes.
+        embeddings: [B_local, D], not normalized. labels: int64 [B_local, L], -1 for none, valid for
+        `check_labels`. weights: [B_local, L], label weights of at least 0; None for 1 each.
+        step_labels: int64 [n, L], labels of all samples of the step, for negatives that depend on
+        them; None if this is the only micro-batch. row_counts: number of samples of each process;
+        None exchanges them.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
-            wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
-            counts = row_counts or self.world.row_counts(len(wide), wide.device)
-            z_BD = self.world.gather_rows(normalize(wide, dim=1), counts)
+            upcast = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
+            counts = row_counts or self.world.row_counts(len(upcast), upcast.device)
+            z_BD = self.world.gather_rows(normalize(upcast, dim=1), counts)
             columns = 1 if self.config.kind == "cd" else labels.shape[1]
             own_labels = distinct_labels(labels[:, :columns])
             labels_BL = self.world.gather_rows(own_labels, counts)
@@ -205,16 +200,16 @@ class PartialFC(nn.Module):
             )
             weights_BL = None
             if weights is not None:
-                own_weights = weights[:, :columns].to(wide.dtype)
+                own_weights = weights[:, :columns].to(upcast.dtype)
                 weights_BL = self.world.gather_rows(own_weights, counts)
-            drawn_S = self._negatives(step_labels_NL, step)
+            drawn_S = self._draw_negatives(step_labels_NL, step)
             sums = self._log_sums(z_BD, labels_BL, weights_BL, drawn_S)
             return self._finish(sums, labels_BL, step_labels_NL)
 
-    def _negatives(self, step_labels_NL: Tensor, step: int) -> Tensor:
+    def _draw_negatives(self, step_labels_NL: Tensor, step: int) -> Tensor:
         """Returns the drawn classes of a step that this process owns, ascending.
 
-        Where they do not depend on labels, all parts of a step have the same.
+        If they do not depend on labels, they are cached for the step's other micro-batches.
         """
         if self.config.policy != "independent":
             return self._draw(step_labels_NL, step, self.config.policy)
@@ -236,7 +231,7 @@ class PartialFC(nn.Module):
             return drawn_S[self.shard.start : self.shard.stop]
         if len(self.shard) == self.shard.num_classes:
             return drawn_S
-        # The host reads how many of them are here, as the shapes of the products follow from it.
+        # The host reads the range of this process's classes, as it decides the products' shapes.
         ends = torch.tensor([self.shard.start, self.shard.stop]).to(
             drawn_S.device, non_blocking=True
         )
@@ -251,16 +246,16 @@ class PartialFC(nn.Module):
         self, z_BD: Tensor, labels_BL: Tensor, weights_BL: Tensor | None, drawn_S: Tensor
     ) -> "_Sums":
         scale, _ = self._scale_and_bias()
-        own_loss = _OwnLoss(self.shard, replace(self.config, scale=_detach(scale)), self.world)
-        lse_positive, lse_negative, facts, slopes = _log_sums(
-            z_BD, self.weight, labels_BL, weights_BL, drawn_S, own_loss
+        shard_loss = _ShardLoss(self.shard, replace(self.config, scale=_detach(scale)), self.world)
+        lse_positive, lse_negative, cosine_sums, slopes = _log_sums(
+            z_BD, self.weight, labels_BL, weights_BL, drawn_S, shard_loss
         )
         if torch.is_tensor(scale):
-            # Zero in value, with the slope as its gradient.
+            # `change` is 0 and has gradient 1, so the slope becomes the gradient by the scale.
             change = scale - scale.detach()
             lse_positive = lse_positive + change * slopes[0]
             lse_negative = lse_negative + change * slopes[1]
-        return _Sums(lse_positive, lse_negative, facts, self.shard.num_classes)
+        return _Sums(lse_positive, lse_negative, cosine_sums, self.shard.num_classes)
 
     def _scalar_meters(self) -> dict[str, Tensor]:
         meters = {name: parameter.detach().clone() for name, parameter in self.scalars.items()}
@@ -286,12 +281,13 @@ class PartialFC(nn.Module):
 class _Sums:
     """Sums reduced over processes.
 
-    facts [B, 4]: each sample's positives (count, cosine sum), then its negatives (the same).
+    cosine_sums [B, 4]: for each sample the number of positives, the sum of their cosines, then the
+    same of negatives.
     """
 
     lse_positive: Tensor
     lse_negative: Tensor
-    facts: Tensor
+    cosine_sums: Tensor
     num_classes: int
 
     def correct_negative(self, labels_BL: Tensor) -> Tensor:
@@ -299,11 +295,11 @@ class _Sums:
         negatives.
         """
         all_negatives = self.num_classes - (labels_BL >= 0).sum(dim=1)
-        return self.lse_negative + torch.log(all_negatives / self.facts[:, 2].clamp_min(1))
+        return self.lse_negative + torch.log(all_negatives / self.cosine_sums[:, 2].clamp_min(1))
 
     def meters(self, labels_BL: Tensor, step_labels_NL: Tensor) -> dict[str, Tensor]:
         lse_positive, lse_negative = self.lse_positive.detach(), self.lse_negative.detach()
-        return _cosine_meters(self.facts, labels_BL, step_labels_NL) | {
+        return _cosine_meters(self.cosine_sums, labels_BL, step_labels_NL) | {
             "lse_positive": _mean_of_present(lse_positive),
             "lse_negative": _mean_of_present(lse_negative),
             "sigma_positive": torch.sigmoid(lse_positive).mean(),
@@ -311,8 +307,10 @@ class _Sums:
         }
 
 
-def _cosine_meters(facts: Tensor, labels_BL: Tensor, step_labels_NL: Tensor) -> dict[str, Tensor]:
-    positives, positive_cosines, negatives, negative_cosines = facts.sum(dim=0)
+def _cosine_meters(
+    cosine_sums: Tensor, labels_BL: Tensor, step_labels_NL: Tensor
+) -> dict[str, Tensor]:
+    positives, positive_cosines, negatives, negative_cosines = cosine_sums.sum(dim=0)
     return {
         "positive_cosine": positive_cosines / positives,
         "negative_cosine": negative_cosines / negatives,
@@ -331,15 +329,13 @@ def make_scalar(start: float) -> nn.Parameter:
 
 
 def _detach(number: float | Tensor) -> float:
-    """Returns the value alone; a tensor takes a number's place in products."""
+    """Returns the value without gradient; a tensor works in place of a number."""
     return number.detach() if torch.is_tensor(number) else number  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
-class _OwnLoss:
-    """The parameters of this process's part of the loss: its classes, and the settings at the
-    present scale.
-    """
+class _ShardLoss:
+    """This process's part of the loss: its classes, and the settings with the current scale."""
 
     shard: Shard
     config: HeadConfig
@@ -347,10 +343,10 @@ class _OwnLoss:
 
 
 class _LogSums(torch.autograd.Function):
-    """Computes (LSEp [B], LSEn [B], facts [B, 4], slopes [2, B]) over the classes of all processes.
+    """Computes (LSEp [B], LSEn [B], cosine_sums [B, 4], slopes [2, B]) over all processes' classes.
 
     LSEp is log sum_i w_i exp(-s_i). The log-sums are differentiable in z and the centers; slopes
-    are their derivatives by the scale, 0 if it is not learned.
+    are their derivatives by the scale, 0 if the scale is not learned.
     """
 
     @staticmethod
@@ -361,27 +357,29 @@ class _LogSums(torch.autograd.Function):
         labels_BL: Tensor,
         weights_BL: Tensor | None,
         drawn_S: Tensor,
-        own_loss: "_OwnLoss",
+        shard_loss: "_ShardLoss",
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        shard, config, world = own_loss.shard, own_loss.config, own_loss.world
+        shard, config, world = shard_loss.shard, shard_loss.config, shard_loss.world
         local_BL = labels_BL - shard.start
         owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
         cosine_BL = _positive_cosines(z_BD, centers_KD, local_BL, owned_BL)
-        lowered_BL, slope_BL = _lower_cosines(cosine_BL, config)
-        logit_BL = config.scale * lowered_BL
+        margin_cosine_BL, slope_BL = _apply_margin(cosine_BL, config)
+        logit_BL = config.scale * margin_cosine_BL
         if weights_BL is not None:
-            # w exp(-s) = exp(-(s - log w)); a label without weight is at infinity.
+            # w exp(-s) = exp(-(s - log w)); for weight 0 the logit is infinite.
             logit_BL = logit_BL - weights_BL.log()
-        positive_max, positive_sum, positive_tilt = _max_sum_and_tilt(
-            (-logit_BL).masked_fill(~owned_BL, -torch.inf), -lowered_BL
+        positive_max, positive_sum, positive_slope_sum = _sum_exponentials(
+            (-logit_BL).masked_fill(~owned_BL, -torch.inf), -margin_cosine_BL
         )
         slots_BL = own_slots(drawn_S, labels_BL)
         negative_max = z_BD.new_full((z_BD.shape[0],), -torch.inf)
-        negative_sum, negative_tilt, count_B, total_B = z_BD.new_zeros((4, z_BD.shape[0]))
+        negative_sum, negative_slope_sum, count_B, total_B = z_BD.new_zeros((4, z_BD.shape[0]))
         chunk = _choose_chunk(z_BD)
         for start in range(0, len(drawn_S), chunk):
-            piece = slice(start, start + chunk)
-            center_CD = normalize(centers_KD[drawn_S[piece] - shard.start].to(z_BD.dtype), dim=1)
+            chunk_slice = slice(start, start + chunk)
+            center_CD = normalize(
+                centers_KD[drawn_S[chunk_slice] - shard.start].to(z_BD.dtype), dim=1
+            )
             cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
             total_B += cosine_BC.masked_fill(absent_BC, 0.0).sum(dim=1)
             count_B += cosine_BC.shape[1] - absent_BC.sum(dim=1)
@@ -396,14 +394,16 @@ class _LogSums(torch.autograd.Function):
             negative_sum = negative_sum * rescale
             negative_sum += exponential_BC.sum(dim=1)
             if config.learn_scale:
-                negative_tilt = negative_tilt * rescale + (exponential_BC * cosine_BC).sum(dim=1)
+                negative_slope_sum = negative_slope_sum * rescale + (
+                    exponential_BC * cosine_BC
+                ).sum(dim=1)
             negative_max = new_max
-        # There are two all-reduces: the maxima, then the sums rescaled to them with the meters'
-        # facts.
+        # There are two all-reduces: the maxima, then the sums rescaled to them, with the sums
+        # for the meters.
         maxima = torch.stack([positive_max, negative_max])
         reduced_max = world.max(maxima)
         rescale = torch.exp(_subtract(maxima, _zero_if_empty(reduced_max)))
-        facts = torch.stack(
+        cosine_sums = torch.stack(
             [
                 owned_BL.sum(dim=1).to(z_BD.dtype),
                 (cosine_BL * owned_BL).sum(dim=1),
@@ -411,12 +411,12 @@ class _LogSums(torch.autograd.Function):
                 total_B,
             ]
         )
-        rows = [torch.stack([positive_sum, negative_sum]) * rescale, facts]
+        rows = [torch.stack([positive_sum, negative_sum]) * rescale, cosine_sums]
         if config.learn_scale:
-            rows.append(torch.stack([positive_tilt, negative_tilt]) * rescale)
+            rows.append(torch.stack([positive_slope_sum, negative_slope_sum]) * rescale)
         sums = world.sum(torch.cat(rows))
         lse_positive, lse_negative = (_zero_if_empty(reduced_max) + sums[:2].log()).unbind(0)
-        facts_B4 = sums[2:6].T.contiguous()
+        cosine_sums_B4 = sums[2:6].T.contiguous()
         slopes = torch.zeros_like(sums[:2])
         if config.learn_scale:
             slopes = torch.where(sums[:2] > 0, sums[6:] / sums[:2], slopes)
@@ -431,21 +431,21 @@ class _LogSums(torch.autograd.Function):
             lse_negative,
             slots_BL,
         )
-        ctx.own_loss, ctx.chunk = own_loss, chunk
-        ctx.mark_non_differentiable(facts_B4, slopes)
-        return lse_positive, lse_negative, facts_B4, slopes
+        ctx.shard_loss, ctx.chunk = shard_loss, chunk
+        ctx.mark_non_differentiable(cosine_sums_B4, slopes)
+        return lse_positive, lse_negative, cosine_sums_B4, slopes
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         *_, logit_BL, slope_BL, lse_positive, lse_negative, _ = ctx.saved_tensors
-        d_positive, d_negative, scale = gradients[0], gradients[1], ctx.own_loss.config.scale
+        d_positive, d_negative, scale = gradients[0], gradients[1], ctx.shard_loss.config.scale
         # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
         factor_B1 = (d_negative * scale)[:, None]
         shift_B1 = _zero_if_empty(lse_negative)[:, None]
         # dLSEp/ds_i = -softmax(-s)_i, times the slope of the margin.
         sloped_softmax_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
         d_cosine_BL = -d_positive[:, None] * sloped_softmax_BL
-        # Not under an autocast of the caller.
+        # Not under the caller's autocast.
         with torch.autocast(d_cosine_BL.device.type, enabled=False):
             gradients_of_inputs = _differentiate_rows(ctx, d_cosine_BL, factor_B1, shift_B1)
         return (*gradients_of_inputs, None, None, None, None)
@@ -456,11 +456,11 @@ def _differentiate_rows(
 ) -> tuple[Tensor, Tensor]:
     """Returns the gradients of z and of the centers.
 
-    d_cosine_BL: the derivatives of the loss by the cosines of the positives. Those by the cosines
+    d_cosine_BL: derivatives of the loss by the cosines of positives. The derivatives by the cosines
     of negatives are factor exp(scale cosine - shift).
     """
     z_BD, centers_KD, labels_BL, drawn_S, *_, slots_BL = ctx.saved_tensors
-    shard, config = ctx.own_loss.shard, ctx.own_loss.config
+    shard, config = ctx.shard_loss.shard, ctx.shard_loss.config
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
     d_cosine_BL = torch.where(owned_BL, d_cosine_BL, torch.zeros_like(d_cosine_BL))
@@ -488,33 +488,33 @@ def _differentiate_rows(
         d_centers = sparse_rows(active_A, d_center_AD, centers_KD.shape)
     else:
         d_centers = torch.zeros_like(centers_KD).index_add_(0, active_A, d_center_AD)
-    # This process computed the part of dL/dz that its classes give, for all samples. The gather's
-    # backward adds the parts up. DDP then divides by the number of processes, which is undone here.
-    return dz_BD * ctx.own_loss.world.size, d_centers
+    # dz_BD is the part of dL/dz from this process's classes, for all samples. The backward pass of
+    # the gather sums the parts; the factor undoes DDP's division by the number of processes.
+    return dz_BD * ctx.shard_loss.world.size, d_centers
 
 
-def _list_touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) -> Tensor:
+def _list_touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_owned: int) -> Tensor:
     """Returns the classes of this process that the step touches, drawn or positive, ascending.
 
-    The last is repeated, so that the host need not know how many they are; it reads that only where
-    this process owns none of the drawn ones.
+    The last class is repeated to a size that the host knows. Only if this process owns none of the
+    drawn classes does the host read the size from the device.
     """
-    if len(drawn_S) == num_own:
+    if len(drawn_S) == num_owned:
         return drawn_S
     if len(drawn_S) == 0:
         positives_only: Tensor = local_BL[owned_BL].unique()
         return positives_only
     positives = torch.where(owned_BL, local_BL, drawn_S[0])
-    return distinct_rows(torch.cat([drawn_S, positives.flatten()]), num_own)[0]
+    return distinct_rows(torch.cat([drawn_S, positives.flatten()]), num_owned)[0]
 
 
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _LogSums.apply
 
 
 def _choose_chunk(z_BD: Tensor) -> int:
-    """Returns how many drawn classes are taken at once."""
+    """Returns the number of drawn classes in a chunk."""
     num_rows, dimension = z_BD.shape
-    if z_BD.is_cuda:  # neither their logits nor their centers are more entries than this
+    if z_BD.is_cuda:  # limits the entries of both the logits and the centers of a chunk
         return max(1, CUDA_CHUNK_ENTRIES // max(1, num_rows, dimension))
     return max(1, CHUNK_ENTRIES // max(1, num_rows))
 
@@ -533,9 +533,9 @@ def _positive_cosines(
 def _positive_centers(
     centers_KD: Tensor, local_B: Tensor, owned_B: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the unit center of each sample's label, [B, D], and 0 where another process owns it.
+    """Returns the unit center of each sample's label, [B, D]; 0 if another process owns it.
 
-    Nothing depends on how many are owned, so the host need not know.
+    All shapes are independent of the labels, so the host does not wait for the device.
     """
     if len(centers_KD) == 0:
         return centers_KD.new_zeros((len(local_B), centers_KD.shape[1]), dtype=dtype)
@@ -543,15 +543,15 @@ def _positive_centers(
     return centers_BD.masked_fill(~owned_B[:, None], 0.0)
 
 
-def _lower_cosines(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
-    """Returns cosines with margin, and the derivative of their logits by the cosine."""
+def _apply_margin(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
+    """Returns the cosines with margin, and the derivatives of their logits by the cosines."""
     with torch.enable_grad():
         leaf = cosine_BL.detach().requires_grad_()
-        lowered = with_margin(
+        with_margins = with_margin(
             leaf, kind=config.margin_kind, margin=config.margin, grad=config.margin_grad
         )
-        (slope,) = torch.autograd.grad((config.scale * lowered).sum(), leaf)
-    return lowered.detach(), slope
+        (slope,) = torch.autograd.grad((config.scale * with_margins).sum(), leaf)
+    return with_margins.detach(), slope
 
 
 def _negative_cosines(
@@ -559,12 +559,12 @@ def _negative_cosines(
 ) -> tuple[Tensor, Tensor]:
     """Returns the cosines of a chunk of drawn classes, and a mask of the absent entries.
 
-    Absent are a sample's own positives and the negatives that the filter leaves out. slots_BL: the
-    column of each own label, outside of the chunk for those that are not in it.
+    Absent are a sample's positives and the negatives that the filter leaves out. slots_BL: column
+    of each label in the chunk; out of range for labels that are not in it.
     """
     cosine_BC = product(z_BD, center_CD.T, config.products)
     num = cosine_BC.shape[1]
-    # One column more takes what is not in the chunk, so that no size depends on the labels.
+    # Labels outside of the chunk go to an extra column, so that no shape depends on the labels.
     absent_BC = torch.zeros((len(z_BD), num + 1), dtype=torch.bool, device=z_BD.device)
     inside_BL = (slots_BL >= 0) & (slots_BL < num)
     absent_BC = absent_BC.scatter_(1, torch.where(inside_BL, slots_BL, num), True)[:, :num]
@@ -578,22 +578,25 @@ def _differentiate_normalization(
 ) -> None:
     """Turns d/d(W/|W|) into d/dW in place: (g - u <u, g>) / |W|."""
     for start in range(0, len(rows_A), chunk):
-        piece = slice(start, start + chunk)
-        raw = centers_KD[rows_A[piece]].to(gradient_AD.dtype)
+        chunk_slice = slice(start, start + chunk)
+        raw = centers_KD[rows_A[chunk_slice]].to(gradient_AD.dtype)
         # the epsilon of torch.nn.functional.normalize
         norm = raw.norm(dim=1, keepdim=True).clamp_min(1e-12)
         unit = raw / norm
-        gradient = gradient_AD[piece]
-        gradient_AD[piece] = (gradient - unit * (unit * gradient).sum(dim=1, keepdim=True)) / norm
+        gradient = gradient_AD[chunk_slice]
+        gradient_AD[chunk_slice] = (
+            gradient - unit * (unit * gradient).sum(dim=1, keepdim=True)
+        ) / norm
 
 
-def _max_sum_and_tilt(logits: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns (max, sum exp(x - max), sum exp(x - max) slope) over dim 1; (-inf, 0, 0) for a row of
-    -inf only.
+def _sum_exponentials(logits: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (max, sum exp(x - max), sum exp(x - max) slope) over dim 1.
+
+    A row of -inf only gives (-inf, 0, 0).
     """
     largest = logits.amax(dim=1)
-    shares = torch.exp(logits - _zero_if_empty(largest)[:, None])
-    return largest, shares.sum(dim=1), (shares * slopes).sum(dim=1)
+    exponentials = torch.exp(logits - _zero_if_empty(largest)[:, None])
+    return largest, exponentials.sum(dim=1), (exponentials * slopes).sum(dim=1)
 
 
 def _zero_if_empty(maxima: Tensor) -> Tensor:

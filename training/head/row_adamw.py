@@ -1,8 +1,8 @@
-"""AdamW on the rows that a step touched; other rows and their moments stay the same, bit for bit.
+"""AdamW on the rows that a step touched; other rows and their moments do not change.
 
 Dense AdamW moves every class center at every step: weight decay and stale momentum act on rows
-without a gradient. Here a row's clock counts the steps that touched it, for bias correction and
-decay alike.
+without a gradient. Here each row counts the steps that touched it, for bias correction; decay, too,
+applies only in these steps.
 """
 
 from collections.abc import Iterable
@@ -31,8 +31,8 @@ def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Opt
 
 
 class RowAdamW(torch.optim.Optimizer):
-    """AdamW for parameters [rows, dimension] with sparse gradients over dimension 0, added up by
-    `mlcd.training.head.row_gradients`.
+    """AdamW for parameters [rows, dimension] with sparse gradients of rows, in the form that
+    `mlcd.training.head.row_gradients` describes.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class RowAdamW(torch.optim.Optimizer):
             )
         assert parameter.grad is not None
         rows, values = entries(parameter.grad)
-        # All entries of a row have the row's gradient now, and write the same.
+        # Repeated rows get the value of their first entry, so all of them write the same result.
         values = values[torch.searchsorted(rows, rows)]
         beta1, beta2 = group["betas"]
         steps = state["row_steps"][rows] + 1
-        first = state["exp_avg"][rows].mul_(beta1).add_(values, alpha=1 - beta1)
-        second = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(values, values, value=1 - beta2)
+        exp_avg = state["exp_avg"][rows].mul_(beta1).add_(values, alpha=1 - beta1)
+        exp_avg_sq = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(values, values, value=1 - beta2)
         correction1 = 1 - beta1 ** steps.to(parameter.dtype)
         correction2 = 1 - beta2 ** steps.to(parameter.dtype)
-        denominator = second.sqrt().div_(correction2.sqrt()[:, None]).add_(group["eps"])
-        moved = parameter[rows].mul_(1 - group["lr"] * group["weight_decay"])
-        moved.sub_(group["lr"] * (first / correction1[:, None]) / denominator)
-        parameter[rows] = moved
+        denominator = exp_avg_sq.sqrt().div_(correction2.sqrt()[:, None]).add_(group["eps"])
+        updated_rows = parameter[rows].mul_(1 - group["lr"] * group["weight_decay"])
+        updated_rows.sub_(group["lr"] * (exp_avg / correction1[:, None]) / denominator)
+        parameter[rows] = updated_rows
         state["exp_avg"][rows], state["exp_avg_sq"][rows], state["row_steps"][rows] = (
-            first,
-            second,
+            exp_avg,
+            exp_avg_sq,
             steps,
         )

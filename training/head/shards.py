@@ -1,4 +1,4 @@
-"""Rows of class centers spread over processes."""
+"""The shards of class centers that processes own."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Shard:
     """Classes [start, stop) of num_classes, owned by one process.
 
-    There are none if there are more processes than needed.
+    The shard is empty if there are more processes than needed.
     """
 
     start: int
@@ -16,9 +16,9 @@ class Shard:
 
     @classmethod
     def of(cls, rank: int, size: int, num_classes: int) -> "Shard":
-        """Returns the shard of a rank; shards are contiguous, cut as torch.chunk and so DTensor do.
+        """Returns the shard of a rank; shards are contiguous, split like torch.chunk and DTensor.
 
-        All processes that own classes own the same number, but for the last one.
+        All non-empty shards have the same size, except a smaller last one.
         """
         share = -(-num_classes // size)
         return cls(

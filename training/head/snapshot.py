@@ -1,4 +1,4 @@
-"""A training state copied to the host's memory, and restored from files."""
+"""Copies a training state to the host's memory, and restores it from files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ from mlcd.training.checkpoint.files import STATE, read_tensor_sizes, read_tensor
 from mlcd.training.checkpoint.state_tensors import (
     copy_to_host,
     local_part,
-    part_of,
     restore_moments,
-    under,
+    select_prefix,
+    wrap_part,
 )
 from mlcd.training.head.shards import Shard
 from mlcd.training.head.state import TrainState
@@ -44,7 +44,7 @@ _COUNTERS: Final = ("skipped_steps", "skipped_samples")
 class Snapshot:
     """A copy of the state in the host's memory.
 
-    tensors: DTensors where every process owns rows; all others are on the first process only.
+    tensors: sharded tensors as DTensors on every process; all others on process 0 only.
     """
 
     step: int
@@ -59,13 +59,13 @@ def take_snapshot(state: TrainState) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     for name, tensor in _backbone_tensors(state):
         if isinstance(tensor, DTensor):
-            tensors[name] = part_of(tensor, copy_to_host(tensor.to_local()), mesh)
+            tensors[name] = wrap_part(tensor, copy_to_host(tensor.to_local()), mesh)
         elif world.rank == 0:
             tensors[name] = copy_to_host(tensor)
     for name, tensor, shard in _center_tensors(state):
         if tensor.dim():
-            tensors[name] = _as_rows(copy_to_host(tensor), shard, mesh)
-        # Dense AdamW has one clock for all rows.
+            tensors[name] = _wrap_rows(copy_to_host(tensor), shard, mesh)
+        # Dense AdamW has one step counter for all rows.
         elif world.rank == 0:
             tensors[name] = copy_to_host(tensor)
     if world.rank == 0:
@@ -76,8 +76,8 @@ def take_snapshot(state: TrainState) -> Snapshot:
 def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
     """Restores `state` from `directory`, bit for bit.
 
-    Every process of `group` calls it; they may be more or fewer than those that wrote. Raises
-    ConfigInvalid for another number of classes, ArtifactInvalid if the files cannot be read.
+    Every process of `group` calls it; another number of processes may have written the files.
+    Raises ConfigInvalid for another number of classes, ArtifactInvalid if a file is unreadable.
     """
     stored, mesh, shard = (
         read_tensor_sizes(directory),
@@ -87,27 +87,29 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
     num_classes = stored[_WEIGHT][0][0] if _WEIGHT in stored else 0
     if num_classes != shard.num_classes:
         raise ConfigInvalid(
-            f"{directory} holds centers of {num_classes} classes, not {shard.num_classes}",
-            remedy="use the labels that they were trained with",
+            f"{directory} must contain centers of {shard.num_classes} classes, got {num_classes}",
+            remedy="use the labels that the centers were trained with",
         )
     parameters: dict[str, Tensor] = dict(state.model.trunk.named_parameters())
     tensors: dict[str, Tensor] = {}
     for name, (size, dtype) in stored.items():
         parameter = parameters.get(_parameter_name(name))
         if name.startswith(_CENTERS) and size:
-            tensors[name] = _as_rows(torch.empty((len(shard), *size[1:]), dtype=dtype), shard, mesh)
+            tensors[name] = _wrap_rows(
+                torch.empty((len(shard), *size[1:]), dtype=dtype), shard, mesh
+            )
         elif isinstance(parameter, DTensor) and size:
-            tensors[name] = part_of(
+            tensors[name] = wrap_part(
                 parameter, torch.empty(parameter.to_local().shape, dtype=dtype), mesh
             )
         else:
             tensors[name] = torch.empty(size, dtype=dtype)
     read_tensors(tensors, directory, group)
-    _put(state, {name: local_part(tensor) for name, tensor in tensors.items()}, step)
+    _set_state(state, {name: local_part(tensor) for name, tensor in tensors.items()}, step)
 
 
 def load_checkpoint(state: TrainState, path: Path) -> None:
-    """Restores `state` from the checkpoint at `path`, bit for bit, on this process alone.
+    """Restores `state` bit for bit from the checkpoint at `path`, in a run of one process.
 
     Raises ArtifactInvalid.
     """
@@ -117,7 +119,7 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
 def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
     """Reads the model for export and evaluation, in float32, from the files of all processes.
 
-    Its weights are the average of the tower's if there is one.
+    The weights are the moving average if the run has one.
     """
     with torch.device("meta"):
         trunk = ViT(snapshot.config)
@@ -152,7 +154,7 @@ def _backbone_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def _iterate_replicated(state: TrainState) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields the tower's parameters and a learned scale and bias, with prefix and name."""
+    """Yields (prefix, name, parameter) of the tower and of a learned scale and bias."""
     for name, parameter in state.model.trunk.named_parameters():
         yield _TRUNK, name, parameter
     for name, parameter in state.head.scalars.items():
@@ -160,7 +162,7 @@ def _iterate_replicated(state: TrainState) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _parameter_name(stored: str) -> str:
-    """Returns the name of a parameter of the backbone, as `_backbone_tensors` stored it."""
+    """Returns the name of the parameter that a tensor of `_backbone_tensors` belongs to."""
     for prefix in (_TRUNK, _AVERAGE):
         if stored.startswith(prefix):
             return stored.removeprefix(prefix)
@@ -168,7 +170,7 @@ def _parameter_name(stored: str) -> str:
 
 
 def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
-    """Yields names, tensors and the classes of this process."""
+    """Yields the name, tensor and shard of the centers and their moments."""
     weight, shard = state.head.weight, state.head.shard
     yield _WEIGHT, weight, shard
     for kind, moment in state.center_optimizer.state.get(weight, {}).items():
@@ -176,14 +178,14 @@ def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
 
 
 @torch.no_grad()
-def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
+def _set_state(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
     for prefix, name, parameter in _iterate_replicated(state):
         local_part(parameter).copy_(tensors[prefix + name])
-        restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
+        restore_moments(state.optimizer, parameter, select_prefix(tensors, f"{_MOMENTS}{name}."))
     if state.average is not None:
         for name, average in state.average.weights.items():
             local_part(average).copy_(tensors[_AVERAGE + name])
-    rows = under(tensors, _CENTERS)
+    rows = select_prefix(tensors, _CENTERS)
     state.head.weight.copy_(rows.pop("weight"))
     restore_moments(state.center_optimizer, state.head.weight, rows)
     state.step = step
@@ -191,8 +193,8 @@ def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
         setattr(state, name, int(tensors[name]))
 
 
-def _as_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
-    """Wraps the classes of `shard` as a part of all rows."""
+def _wrap_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
+    """Wraps the rows of `shard` as this process's part of a DTensor."""
     if mesh is None:
         return local
     shape = torch.Size([shard.num_classes, *local.shape[1:]])

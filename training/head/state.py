@@ -19,10 +19,10 @@ _HOST: Final = torch.device("cpu")
 class TrainState:
     """The state of a training.
 
-    step: finished steps; order, negatives, augmentation and learning rate follow from it.
-    skipped_steps: steps left out because loss or gradient was not finite. skipped_samples: images
-    that could not be used, over all processes. average: that of the tower's weights, if it is asked
-    for. copies: how batches come to the device.
+    step: number of finished steps; order, negatives, augmentation and learning rate depend on it.
+    skipped_steps: number of steps skipped because loss or gradient was not finite. skipped_samples:
+    number of images that could not be decoded, over all processes. average: moving average of the
+    tower's weights; None without optim.ema. copies: copies batches to the device.
     """
 
     backbone: Backbone
@@ -45,18 +45,21 @@ class TrainState:
 
     @property
     def sharded(self) -> list[nn.Parameter]:
-        """Returns the parameters of which each process holds its own rows."""
+        """Returns the parameters that are sharded: each process owns different rows."""
         return [self.head.weight]
 
     @property
     def replicated(self) -> list[nn.Parameter]:
-        """Returns the parameters that are not spread over processes as centers are: those of the
-        tower, and a learned scale and bias.
+        """Returns the parameters that are not sharded like the centers: the tower, and a learned
+        scale and bias.
         """
         return [*self.model.trunk.parameters(), *self.head.scalars.values()]
 
     def servable(self) -> Servable:
-        """Returns the whole model that is evaluated and exported; every process calls it."""
+        """Returns the model to evaluate and export, with averaged weights if there are any.
+
+        Every process calls it.
+        """
         return self.backbone.replica(None if self.average is None else self.average.weights)
 
     @property

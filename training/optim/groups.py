@@ -1,7 +1,6 @@
-"""The groups of parameters: matrices decay; biases, norms, the class token, registers and positions
-do not.
+"""AdamW's parameter groups: weight decay applies to matrices only, not to registers and positions.
 
-Each layer has a learning rate of its own with optim.layer_decay.
+With optim.layer_decay each layer has its own learning rate.
 """
 
 from collections.abc import Mapping
@@ -20,10 +19,10 @@ _TOKENS: Final = ("pos", "rope.cls_angle", "registers")
 def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, Any]]:
     """Returns AdamW's groups; each carries `peak_lr`, from which the schedule sets `lr`.
 
-    Frozen parameters are in none of them.
+    Frozen parameters are in no group.
     """
     depth = trunk.config.depth
-    # AdamW wants a group even where the whole tower is frozen.
+    # AdamW requires a group even if the whole tower is frozen.
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(config.lr, True): []}
     for name, parameter in trunk.named_parameters():
         if parameter.requires_grad:
@@ -42,7 +41,7 @@ def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, 
 
 
 def text_groups(trunk: TextTower, config: OptimConfig) -> list[dict[str, Any]]:
-    """Returns AdamW's groups of a text tower, in which all matrices decay but positions."""
+    """Returns AdamW's groups of a text tower: weight decay for all matrices except positions."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for name, parameter in trunk.named_parameters():
@@ -56,7 +55,7 @@ def text_groups(trunk: TextTower, config: OptimConfig) -> list[dict[str, Any]]:
 
 
 def scalar_groups(scalars: Mapping[str, nn.Parameter], config: OptimConfig) -> list[dict[str, Any]]:
-    """Returns the group of a learned scale and bias, if there are any, at the centers' rate."""
+    """Returns the group of learned scale and bias, with the centers' learning rate; [] if none."""
     if not scalars:
         return []
     rate = config.center_lr or config.lr

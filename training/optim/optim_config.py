@@ -13,11 +13,11 @@ class OptimConfig(Section):
     """The settings of AdamW for the tower and the centers."""
 
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """The peak of the learning rate; from there it follows a cosine to 0."""
+    """The peak learning rate, after warm-up; then it decays to 0 along a cosine."""
     center_lr: Annotated[float, Field(gt=0)] | None = None
     """The learning rate of the centers. None: the same as lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    """The weight decay of the tower's matrices; nothing else decays."""
+    """The weight decay of the tower's matrices; no other parameters decay."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     """The decay of the mean gradient, and of the mean squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
@@ -25,16 +25,16 @@ class OptimConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     """The number of steps in which the learning rate rises; at most schedule.steps."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
-    """The largest norm of the gradient of tower and centers together. None: not clipped."""
+    """The largest joint gradient norm of tower and centers. None: not clipped."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The learning rate of each block relative to that of the block after it; the projection and
-    the last norm have lr itself.
+    """The learning rate of each block relative to the next block's; the projection and the last
+    norm use lr.
     """
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The decay of a moving average of the tower's weights, which is then evaluated and exported;
-    at most (1 + n) / (10 + n) after n steps. None: no average.
+    """The decay of a moving average of the tower's weights, which is evaluated and exported instead
+    of them; at most (1 + n) / (10 + n) after n steps. None: no average.
     """
     max_skips: Annotated[int, Field(ge=0)] = 0
-    """Steps without a finite loss and gradient that are skipped before the run stops. Each such
-    batch is saved.
+    """The number of steps with a loss or gradient that is not finite that a run may skip before it
+    stops. Each such batch is saved.
     """

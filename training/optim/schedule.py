@@ -1,4 +1,4 @@
-"""The learning rate as a closed formula of the step, which needs no saved state."""
+"""The learning rate as a function of the step, so no state is saved."""
 
 import math
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) 
 def set_learning_rate(
     optimizers: Iterable[torch.optim.Optimizer], config: OptimConfig, *, step: int, num_steps: int
 ) -> float:
-    """Gives every group of parameters its rate at a step; returns that of `optim.lr`."""
+    """Sets the learning rate of every parameter group; returns the rate for `optim.lr`."""
     factor = learning_rate(
         step,
         peak=1.0,

@@ -1,3 +1,3 @@
-"""Training on pairs of images and captions: two towers, or a text tower beside a frozen image
+"""Training on pairs of images and captions: both towers, or the text tower with a frozen image
 tower.
 """

@@ -1,8 +1,8 @@
-"""The embeddings of augmented crops by a frozen image tower: those of the first epochs, which later
-epochs take in turn.
+"""Cached embeddings, by a frozen image tower, of the augmented crops of the first epochs; later
+epochs use these views in rotation.
 
-view-00000.npy   float32 [n, D], of the crop of each image in the first epoch; NaN in the rows of
-                 images that cannot be used
+view-00000.npy   float32 [n, D], embeddings of each image's crop in the first epoch; NaN in the rows
+                 of images that cannot be decoded
 """
 
 import hashlib
@@ -36,15 +36,16 @@ _BATCH: Final = 64
 class Views:
     """A reader of the embeddings of all views.
 
-    rows: of each view, [n, D].
+    rows: for each view its embeddings, float32 [n, D].
     """
 
     artifact: Artifact
     rows: tuple[NDArray[np.float32], ...]
 
     def at(self, indices: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Returns the embeddings of these images at these positions of the stream, float32
-        [b, D]; NaN where an image cannot be used.
+        """Returns the embeddings of images `indices` at stream `positions`, float32 [b, D].
+
+        Rows of images that cannot be decoded are NaN.
         """
         views = positions // len(self.rows[0]) % len(self.rows)
         rows = [self.rows[view][index] for view, index in zip(views, indices, strict=True)]
@@ -54,9 +55,9 @@ class Views:
 def image_views(
     config: PairsConfig, model: Servable, pairs: PairSet, processes: Processes, reporter: Stages
 ) -> Views:
-    """Opens the views of the images by `model`; makes them first where they are not there yet.
+    """Opens the views of the images by `model`, and first creates them if they do not exist.
 
-    Raises ConfigInvalid if several processes run and there are none.
+    Raises ConfigInvalid if they do not exist and several processes run.
     """
     out = Path(config.data.embeddings or f"{config.out}-views")
     request = _request(config, model, pairs, out)
@@ -64,10 +65,10 @@ def image_views(
     if artifact is None:
         if processes.world.size > 1:
             raise ConfigInvalid(
-                f"{out} does not exist, and several processes do not make it",
-                remedy="start the same command without torchrun first; it makes them",
+                f"{out} must exist before several processes train",
+                remedy="first run the same command without torchrun, which creates it",
             )
-        artifact = _make(config, model, pairs, processes, reporter, Draft(out, request))
+        artifact = _create(config, model, pairs, processes, reporter, Draft(out, request))
     names = map(_name, range(config.data.cached_views))
     return Views(artifact, tuple(np.load(artifact.file(name), mmap_mode="r") for name in names))
 
@@ -79,12 +80,12 @@ def _request(config: PairsConfig, model: Servable, pairs: PairSet, out: Path) ->
         "decode": config.data.decode,
         "precision": config.compute.precision,
         "augment": config.augment.model_dump(mode="json"),
-        "rows": hashlib.sha256(pairs.numbers.tobytes()).hexdigest(),
+        "rows": hashlib.sha256(pairs.caption_rows.tobytes()).hexdigest(),
     }
     return Request("views", settings, (images_parent(pairs.source, out),), model.fingerprint())
 
 
-def _make(
+def _create(
     config: PairsConfig,
     model: Servable,
     pairs: PairSet,
@@ -92,23 +93,23 @@ def _make(
     reporter: Stages,
     draft: Draft,
 ) -> Artifact:
-    """Makes the views one after the other; a view that is finished stays, whatever comes."""
+    """Creates the views one after another; after an interruption, finished views are kept."""
     tower = Backbone(
         model.to(processes.device), processes.world, precision=config.compute.precision
     )
     num, views = len(pairs), config.data.cached_views
     with draft:
-        done = next((view for view in range(views) if not draft.has(_name(view))), views)
-        with reporter.stage("embed views", num * views, done=num * done) as meter:
-            for view in range(done, views):
-                rows = _view(config, tower, pairs, view, processes.device, meter)
+        num_done = next((view for view in range(views) if not draft.has(_name(view))), views)
+        with reporter.stage("embed views", num * views, done=num * num_done) as meter:
+            for view in range(num_done, views):
+                rows = _embed_view(config, tower, pairs, view, processes.device, meter)
                 with draft.write(_name(view)) as path, path.open("wb") as file:
                     np.save(file, rows, allow_pickle=False)
         return draft.publish(summary={"images": num, "views": views})
 
 
 @torch.no_grad()
-def _view(
+def _embed_view(
     config: PairsConfig,
     tower: Backbone,
     pairs: PairSet,
@@ -118,7 +119,7 @@ def _view(
 ) -> NDArray[np.float32]:
     rows = np.full((len(pairs), config.model.output_dim), np.nan, dtype=np.float32)
     first = view * len(pairs)
-    for batch in _crops(config, pairs, first, first + len(pairs), device):
+    for batch in _iter_crops(config, pairs, first, first + len(pairs), device):
         in_view = (batch.positions >= first) & (batch.positions < first + len(pairs))
         embeddings = embed_crops(tower, batch.images.to(device), batch.positions, config)
         rows[batch.labels[:, 0].numpy()[in_view]] = embeddings.float().cpu().numpy()[in_view]
@@ -126,12 +127,12 @@ def _view(
     return rows
 
 
-def _crops(
+def _iter_crops(
     config: PairsConfig, pairs: PairSet, first: int, stop: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Yields the crops of these positions of the stream, and a few beside them."""
+    """Yields the crops at stream positions [first, stop), and at the rest of the outer batches."""
     steps = {"batch_size": _BATCH, "steps": -(-stop // _BATCH)}
-    changed = config.model_copy(
+    view_config = config.model_copy(
         update={
             "schedule": config.schedule.model_copy(update=steps),
             "compute": config.compute.model_copy(update={"accumulation": 1}),
@@ -139,7 +140,7 @@ def _crops(
     )
     dataset = pairs.as_dataset()
     start = first // _BATCH
-    with Loader(dataset, changed, rank=0, size=1, start_step=start, device=device) as loader:
+    with Loader(dataset, view_config, rank=0, size=1, start_step=start, device=device) as loader:
         for step in loader:
             yield from step.parts
 

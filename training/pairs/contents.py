@@ -1,4 +1,4 @@
-"""The contents of a checkpoint of two towers: both models, and the state of what is trained."""
+"""The contents of a checkpoint of two towers: both models, and the training state."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.two_towers import TwoTowers
 from mlcd.models.vit import VisionTower
 from mlcd.training.checkpoint.files import read_tensor_sizes, read_tensors
-from mlcd.training.checkpoint.state_tensors import copy_to_host, restore_moments, under
+from mlcd.training.checkpoint.state_tensors import copy_to_host, restore_moments, select_prefix
 from mlcd.training.pairs.pairs_state import PairState
 from mlcd.types import Fingerprint
 
@@ -30,8 +30,8 @@ _COUNTERS: Final = ("skipped_steps", "skipped_samples")
 class PairCopy:
     """A copy of the state in the host's memory.
 
-    tensors: what is trained, its moments and averages, and the counters, on the first process only.
-    model, text: the towers, of which nothing but what is not trained is read.
+    tensors: trained parameters, their moments and averages, and counters; on process 0 only. model,
+    text: the towers, from which only frozen parameters are read.
     """
 
     step: int
@@ -42,14 +42,14 @@ class PairCopy:
 
 @dataclass(frozen=True)
 class PairContents:
-    """The towers of images and texts. tokenizer: that of the texts."""
+    """Writes and restores both towers. tokenizer: of the text tower."""
 
     tokenizer: Tokenizer
 
     def copy(self, state: PairState) -> PairCopy:
         tensors: dict[str, Tensor] = {}
         if state.world.rank == 0:
-            tensors = {name: copy_to_host(tensor) for name, tensor in _tensors(state)}
+            tensors = {name: copy_to_host(tensor) for name, tensor in _iter_tensors(state)}
             tensors |= {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
         return PairCopy(state.step, tensors, state.model, state.texts.trunk)
 
@@ -60,21 +60,21 @@ class PairContents:
         read_tensors(tensors, directory, group)
         for name, parameter in state.iterate_trained():
             parameter.copy_(tensors[name])
-            restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
-        for name, average in _averages(state):
+            restore_moments(
+                state.optimizer, parameter, select_prefix(tensors, f"{_MOMENTS}{name}.")
+            )
+        for name, average in _iter_averages(state):
             average.copy_(tensors[name])
         state.step = step
         for name in _COUNTERS:
             setattr(state, name, int(tensors[name]))
 
     def write(self, copy: PairCopy, directory: Path) -> Fingerprint:
-        """Writes both towers, in float32: the averages of their weights if there are any, and what
-        is not trained as it was at the start.
-        """
-        scalars = under(copy.tensors, "scalar.")
+        """Writes both towers in float32: averaged weights if there are any, and frozen weights."""
+        scalars = select_prefix(copy.tensors, "scalar.")
         towers = TwoTowers(
-            _tower(copy.model.trunk, _weights(copy, "image.")),
-            _tower(copy.text, _weights(copy, "text.")),
+            _build_tower(copy.model.trunk, _select_weights(copy, "image.")),
+            _build_tower(copy.text, _select_weights(copy, "text.")),
             logit_scale=scalars["log_scale"],
             logit_bias=scalars.get("bias"),
         )
@@ -89,26 +89,26 @@ class PairContents:
         return model.fingerprint()
 
 
-def _tensors(state: PairState) -> Iterator[tuple[str, Tensor]]:
+def _iter_tensors(state: PairState) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in state.iterate_trained():
         yield name, parameter
         for kind, moment in state.optimizer.state.get(parameter, {}).items():
             yield f"{_MOMENTS}{name}.{kind}", moment
-    yield from _averages(state)
+    yield from _iter_averages(state)
 
 
-def _averages(state: PairState) -> Iterator[tuple[str, Tensor]]:
+def _iter_averages(state: PairState) -> Iterator[tuple[str, Tensor]]:
     for tower, average in state.averages.items():
         for name, weight in average.weights.items():
             yield f"{_AVERAGE}{tower}.{name}", weight
 
 
-def _weights(copy: PairCopy, tower: str) -> dict[str, Tensor]:
-    return under(copy.tensors, _AVERAGE + tower) or under(copy.tensors, tower)
+def _select_weights(copy: PairCopy, tower: str) -> dict[str, Tensor]:
+    return select_prefix(copy.tensors, _AVERAGE + tower) or select_prefix(copy.tensors, tower)
 
 
-def _tower(like: _Tower, trained: Mapping[str, Tensor]) -> _Tower:
-    """Returns a tower of these weights, in float32; those that are not trained are as in `like`."""
+def _build_tower(like: _Tower, trained: Mapping[str, Tensor]) -> _Tower:
+    """Returns a tower in float32 with the `trained` weights, and the other weights of `like`."""
     weights = {
         name: trained.get(name, parameter.detach()).float().cpu()
         for name, parameter in like.named_parameters()

@@ -1,7 +1,6 @@
-"""The embeddings of a frozen image tower, made once and kept as an artifact.
+"""The image embeddings of a frozen tower, computed once and stored as an embeddings artifact.
 
-It is the artifact that `mlcd embed` makes: one that lies there already, made of the same images by
-the same model, is taken.
+An existing artifact of `mlcd embed`, of the same images by the same model, is reused.
 """
 
 from pathlib import Path
@@ -31,41 +30,41 @@ def image_embeddings(
     processes: Processes,
     reporter: Stages,
 ) -> EmbeddingsArtifact:
-    """Opens the embeddings of the images by `model`, the tower of model.start at the size of the
-    run; makes them first where they are not there yet.
+    """Opens the embeddings of the images, and first creates them if they do not exist.
 
-    Raises ConfigInvalid if those that are there are by another model, or if several processes run
-    and there are none.
+    model: the tower of model.start, at the run's image size. Raises ConfigInvalid if existing
+    embeddings are by another model, or if they do not exist and several processes run.
     """
     path = Path(config.data.embeddings or f"{config.out}-embeddings")
-    own, artifact_identity = model.fingerprint(), _read_identity(config, model)
+    model_identity = model.fingerprint()
+    artifact_identity = _read_identity(config, model)
     if not (path / MANIFEST).is_file():
         if processes.world.size > 1:
             raise ConfigInvalid(
-                f"{path} does not exist, and several processes do not make it",
-                remedy=f"first: mlcd embed {config.data.pairs} {path} --model {config.model.start}",
+                f"{path} must exist before several processes train",
+                remedy=f"run mlcd embed {config.data.pairs} {path} --model {config.model.start}",
             )
         encoder = (
-            _in_torch(model, own, processes)
+            _open_torch_encoder(model, model_identity, processes)
             if artifact_identity is None
-            else open_encoder(_start(config))
+            else open_encoder(_start_of(config))
         )
         embed(source, encoder, path, reporter)
     embeddings = EmbeddingsArtifact.open(path)
-    if embeddings.fingerprint not in (own, artifact_identity):
+    if embeddings.fingerprint not in (model_identity, artifact_identity):
         raise ConfigInvalid(
-            f"{path} was not made by {_start(config)}",
-            remedy="leave out data.embeddings, or embed the images by it",
+            f"the embeddings in {path} must be by {_start_of(config)}, but are by another model",
+            remedy="leave out data.embeddings, or embed the images with that model",
         )
     return embeddings
 
 
-def _start(config: PairsConfig) -> str:
+def _start_of(config: PairsConfig) -> str:
     assert config.model.start is not None
     return config.model.start
 
 
-def _in_torch(model: Servable, fingerprint: Fingerprint, processes: Processes) -> Encoder:
+def _open_torch_encoder(model: Servable, fingerprint: Fingerprint, processes: Processes) -> Encoder:
     return TorchEncoder(
         model,
         name="start",
@@ -77,10 +76,11 @@ def _in_torch(model: Servable, fingerprint: Fingerprint, processes: Processes) -
 
 
 def _read_identity(config: PairsConfig, model: Servable) -> Fingerprint | None:
-    """Returns the identity of the model artifact that the run starts from; None where it starts
-    from something else, or at another size.
+    """Returns the identity of the model artifact that the run starts from.
+
+    None if model.start is not a model artifact, or the run has another image size.
     """
-    folder = Path(_start(config))
+    folder = Path(_start_of(config))
     if not (folder / MANIFEST).is_file():
         return None
     artifact = open_artifact(folder, verify_files=False)

@@ -1,4 +1,4 @@
-"""The batches of pairs, step after step, a few steps ahead of the trainer."""
+"""Loads the batches of pairs, a few steps ahead of the trainer."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,8 +26,9 @@ from mlcd.types import SampleKey
 class PairBatch:
     """One process's share of a micro-batch.
 
-    images: uint8 [b, 3, S, S], one crop of each image, or float32 [b, D], its embedding. ids: int64
-    [b, T], of one caption of each. positions: int64 [b], in the endless stream of samples.
+    images: uint8 [b, 3, S, S], one crop of each image, or float32 [b, D], the images' embeddings.
+    ids: int64 [b, T], token ids of one caption of each image. positions: int64 [b], in the endless
+    stream of samples.
     """
 
     images: Tensor
@@ -36,29 +37,30 @@ class PairBatch:
     keys: tuple[SampleKey, ...]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Returns all that the step computes with, by name."""
+        """Returns the tensors that the step computes with, by name."""
         positions = torch.from_numpy(self.positions)
         return {"images": self.images, "ids": self.ids, "positions": positions}
 
 
 class PairedRows(Protocol):
-    """The embeddings of the images of a run, made before it."""
+    """Precomputed embeddings of a run's images."""
 
     @property
     def artifact(self) -> Artifact: ...
 
     def at(self, indices: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Returns the embeddings of these images at these positions of the stream, float32
-        [b, D]; NaN where an image cannot be used.
+        """Returns the embeddings of images `indices` at stream `positions`, float32 [b, D].
+
+        Rows of images that cannot be decoded are NaN.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Features:
-    """The embeddings of whole images.
+    """The embeddings of whole images, without augmentation.
 
-    rows: int64 [n], of each image in the artifact.
+    rows: int64 [n], row of each image in the artifact.
     """
 
     embeddings: EmbeddingsArtifact
@@ -69,14 +71,14 @@ class Features:
         return self.embeddings.artifact
 
     def at(self, indices: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        """Returns the embeddings of these images, whatever their positions, float32 [b, D]."""
+        """Returns the embeddings of images `indices`, float32 [b, D]; ignores positions."""
         del positions
         return torch.from_numpy(self.embeddings.rows_at(self.rows[indices]))
 
 
 @dataclass(frozen=True)
 class PairReader:
-    """The reader of all batches.
+    """Reads the batches of pairs.
 
     features: the embeddings of the images; None to decode and crop the images themselves.
     """
@@ -89,7 +91,7 @@ class PairReader:
 
     @contextmanager
     def open(self, start_step: int) -> Iterator[Iterator[StepBatches[PairBatch]]]:
-        """Opens the batches of the steps from `start_step` on."""
+        """Opens the batches of `start_step` and all later steps."""
         num, device = self.config.data.prefetch_steps, self.processes.device
         if self.features is not None:
             with ahead(self._iterate_embedded(self.features, start_step), num, device) as steps:
@@ -144,5 +146,5 @@ class PairReader:
         return self._pin(self.tokens.ids(self.pairs.draw(rows, positions, self.config.seed)))
 
     def _pin(self, tensor: Tensor) -> Tensor:
-        """Returns a tensor from where the device can copy it."""
+        """Returns the tensor in pinned memory if the device is a GPU."""
         return tensor.pin_memory() if self.processes.device.type == "cuda" else tensor

@@ -13,7 +13,7 @@ from mlcd.training.config import (
     PairLossKind,
     RunConfig,
     TrainingConfig,
-    states_pairs,
+    is_pairs_recipe,
     validate_config,
 )
 from mlcd.training.data.augment_config import AugmentConfig
@@ -29,27 +29,27 @@ class PairsDataConfig(ReadingConfig):
     """The pairs of images and captions that the run trains on."""
 
     pairs: str
-    """Images with captions: a folder, tar shards, parquet files or a zip. Of several captions of an
-    image each step draws one.
+    """Images with captions: a folder, tar shards, parquet files or a zip. If an image has several
+    captions, each step draws one.
     """
     embeddings: str | None = None
-    """With model.freeze=image: embeddings of these images by model.start, or where to make them.
+    """With model.freeze=image: path of the image embeddings by model.start; created if missing.
     None: OUT-embeddings, or OUT-views with data.cached_views.
     """
     cache: bool = True
-    """With model.freeze=image: each image is embedded once, without augmentation. false: again
-    in every step, from an augmented crop.
+    """With model.freeze=image: each image is embedded once, without augmentation. false: an
+    augmented crop is embedded in every step.
     """
     cached_views: Annotated[int, Field(ge=0)] = 0
-    """With model.freeze=image: augmented crops of each image that are embedded once; later epochs
-    take them in turn.
+    """With model.freeze=image: the number of augmented crops of each image that are embedded once;
+    later epochs use them in rotation.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of all images that is kept for evaluation, chosen by the hash of the key."""
+    """The share of all images that is held out for evaluation, chosen by the hash of the key."""
 
 
 class TextTowerConfig(Section):
-    """The text transformer, which is CLIP's. With text.start all sizes come from there."""
+    """The text transformer of CLIP. With text.start all sizes come from the start."""
 
     start: str | None = None
     """A model with two towers whose text tower, tokenizer and temperature the run starts from.
@@ -60,13 +60,13 @@ class TextTowerConfig(Section):
     which is part of mlcd.
     """
     context_length: Annotated[int, Field(ge=3)] = 77
-    """The largest number of tokens of a text; longer ones are cut."""
+    """The largest number of tokens of a text; longer texts are truncated."""
     width: Annotated[int, Field(ge=1)] = 512
     """The dimension of a token."""
     depth: Annotated[int, Field(ge=1)] = 12
     """The number of blocks."""
     heads: Annotated[int, Field(ge=1)] = 8
-    """Attention heads in each block; they divide width."""
+    """The number of attention heads in each block; a divisor of width."""
     mlp_width: Annotated[int, Field(ge=1)] | None = None
     """The hidden dimension of each block's MLP. None: four times width."""
     activation: Activation = "gelu"
@@ -76,11 +76,11 @@ class TextTowerConfig(Section):
     def _no_dead_options(self) -> Self:
         for name, field in type(self).model_fields.items():
             if self.start and name != "start" and getattr(self, name) != field.default:
-                raise ValueError(f"text.{name} must be left out with text.start, which states it")
+                raise ValueError(f"text.{name} must be left out with text.start, which sets it")
         return self
 
     def tower(self, *, vocab_size: int, eos_token_id: int, embedding_dim: int) -> TextConfig:
-        """Returns the sizes of a tower that begins with random weights."""
+        """Returns the sizes of a tower that starts with random weights."""
         return TextConfig(
             vocab_size=vocab_size,
             context_length=self.context_length,
@@ -97,19 +97,19 @@ class TextTowerConfig(Section):
 
 
 class PairLossConfig(Section):
-    """The loss over all pairs of an image and a text of a step, of all processes."""
+    """The loss over all image-text pairs of a step, gathered from all processes."""
 
     kind: PairLossKind
     """clip: a softmax over the texts for each image, and over the images for each text. siglip: a
     logistic loss for each pair.
     """
     scale: Annotated[float, Field(ge=1, le=100)] | None = None
-    """The factor of the cosines that training starts from; it is learned, from 1 to 100. None:
+    """The initial factor of the cosines (inverse temperature); learned, between 1 and 100. None:
     that of text.start, else 1 / 0.07 for clip and 10 for siglip.
     """
     bias: float | None = None
-    """The bias of the logits that training starts from, for siglip; it is learned. None: that of
-    text.start, else -log(B - 1), where B is schedule.batch_size.
+    """The initial bias of siglip's logits; learned. None: the bias of text.start, else -log(B - 1),
+    where B is schedule.batch_size.
     """
 
     @model_validator(mode="after")
@@ -119,8 +119,8 @@ class PairLossConfig(Section):
         return self
 
     @property
-    def plain_scale(self) -> float:
-        """Returns the scale to start from where nothing else states one."""
+    def default_scale(self) -> float:
+        """Returns the initial scale if neither loss.scale nor text.start sets it."""
         return _SCALES[self.kind]
 
 
@@ -133,11 +133,12 @@ class PairsConfig(TrainingConfig):
 
     @property
     def cached(self) -> bool:
-        """Tells whether the images are embedded before the training."""
+        """True if the images are embedded before the training."""
         return self.model.freeze == "image" and self.data.cache
 
     @property
-    def replays(self) -> bool:
+    def supports_replay(self) -> bool:
+        """False: --replay requires a run with labels."""
         return False
 
     @model_validator(mode="after")
@@ -153,14 +154,17 @@ class PairsConfig(TrainingConfig):
         return (
             (
                 self.model.freeze == "tower",
-                "model.freeze=tower is for training with labels; write image",
+                "model.freeze must be a number or image for pairs, got tower",
             ),
             (
                 frozen and self.model.start is None,
-                "model.freeze=image needs model.start, the tower that is frozen",
+                "model.freeze=image requires model.start, the tower to freeze",
             ),
-            (self.augment.num_views > 1, "pairs take one view of an image: set augment.views=1"),
-            (self.model.head is not None, "model.head is for training with labels"),
+            (
+                self.augment.num_views > 1,
+                "pairs require one view per image: set augment.views=1 and augment.local_views=0",
+            ),
+            (self.model.head is not None, "model.head requires training with labels"),
             (
                 self.data.embeddings is not None and not self.cached,
                 "data.embeddings requires model.freeze=image and data.cache",
@@ -175,23 +179,26 @@ class PairsConfig(TrainingConfig):
             ),
             (
                 self.cached and not self.data.cached_views and self.augment != AugmentConfig(),
-                "augment requires data.cached_views or data.cache=false with model.freeze=image",
+                "with model.freeze=image, augment requires data.cached_views or data.cache=false",
             ),
-            (optim.center_lr is not None, "optim.center_lr is for training with labels"),
+            (optim.center_lr is not None, "optim.center_lr requires training with labels"),
             (
                 frozen and optim.layer_decay != 1.0,
                 "optim.layer_decay must be 1 with model.freeze=image",
             ),
             (self.compute.backbone == "fsdp", "compute.backbone must be ddp for pairs, got fsdp"),
-            (self.schedule.batch_size < 2, "pairs need a schedule.batch_size of 2 or more"),
+            (
+                self.schedule.batch_size < 2,
+                "schedule.batch_size must be at least 2 for pairs, got 1",
+            ),
         )
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that decide the result; see `RunConfig.identity`."""
-        places = ("pairs", "embeddings", "memory_gib", "workers", "prefetch_steps")
+        excluded_data_fields = ("pairs", "embeddings", "memory_gib", "workers", "prefetch_steps")
         excluded: dict[str, Any] = {
             "out": True,
-            "data": dict.fromkeys(places, True),
+            "data": dict.fromkeys(excluded_data_fields, True),
             "model": {"start": True},
             "text": {"start": True, "tokenizer": True},
             "telemetry": True,
@@ -202,15 +209,15 @@ class PairsConfig(TrainingConfig):
 
 
 def load_any_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig | PairsConfig:
-    """Reads a recipe with labels or with pairs; raises as `mlcd.training.config.load_config`."""
+    """Reads a recipe with labels or pairs; for errors see `mlcd.training.config.load_config`."""
     return validate_any(read_fields(recipe, overrides))
 
 
 def change_config(fields: dict[str, Any], overrides: Sequence[str]) -> RunConfig | PairsConfig:
-    """Returns the configuration of these fields with `a.b=c` applied."""
+    """Returns the configuration of these fields with overrides `a.b=c` applied."""
     return validate_any(apply_overrides(fields, overrides, {}))
 
 
 def validate_any(fields: dict[str, Any]) -> RunConfig | PairsConfig:
-    """Builds the configuration that the fields are of; raises ConfigInvalid."""
-    return build_config(PairsConfig, fields) if states_pairs(fields) else validate_config(fields)
+    """Builds a PairsConfig or a RunConfig, depending on the fields; raises ConfigInvalid."""
+    return build_config(PairsConfig, fields) if is_pairs_recipe(fields) else validate_config(fields)

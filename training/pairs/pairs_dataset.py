@@ -1,4 +1,4 @@
-"""The pairs of a run: images joined with their captions, of which each step draws one."""
+"""The pairs of a run: images joined with their captions. Each step draws one caption per image."""
 
 import hashlib
 import logging
@@ -22,20 +22,21 @@ from mlcd.training.data.dataset import Dataset, Part
 from mlcd.training.pairs.pairs_config import PairsConfig
 
 _log = logging.getLogger(__name__)
-_BLOCK: Final = 1 << 16  # captions that are Python objects at a time
+_BLOCK: Final = 1 << 16  # captions converted to Python objects at a time
 
 
 @dataclass(frozen=True)
 class PairSet:
     """The n images that have captions and are not held out.
 
-    numbers: int64 [n], of each image in `captions`. num_without: images without a caption.
+    caption_rows: int64 [n], row of each image in `captions`. num_without: number of images without
+    a caption.
     """
 
     source: Source
     entries: Entries
     captions: Captions
-    numbers: NDArray[np.int64]
+    caption_rows: NDArray[np.int64]
     num_without: int
 
     def __len__(self) -> int:
@@ -43,19 +44,21 @@ class PairSet:
 
     def select(self, rows: NDArray[np.int64]) -> Self:
         """Returns the pairs of these rows."""
-        return replace(self, entries=self.entries.select(rows), numbers=self.numbers[rows])
+        return replace(
+            self, entries=self.entries.select(rows), caption_rows=self.caption_rows[rows]
+        )
 
     def draw(self, rows: NDArray[np.int64], positions: NDArray[np.int64], seed: int) -> list[str]:
         """Draws a caption for the image of each row.
 
-        positions: int64 [b], in the endless stream of samples; the draw depends on them and the
-        seed only.
+        positions: int64 [b], in the endless stream of samples; the draw depends only on them and
+        the seed.
         """
-        chances = uniform(seed, Stream.CAPTIONS, positions)
-        captions = (self.captions.of(int(number)) for number in self.numbers[rows])
+        draws = uniform(seed, Stream.CAPTIONS, positions)
+        captions = (self.captions.of(int(row)) for row in self.caption_rows[rows])
         return [
-            texts[int(chance * len(texts))]
-            for texts, chance in zip(captions, chances.tolist(), strict=True)
+            texts[int(draw * len(texts))]
+            for texts, draw in zip(captions, draws.tolist(), strict=True)
         ]
 
     def digest(self) -> str:
@@ -68,7 +71,7 @@ class PairSet:
         return sha256.hexdigest()
 
     def as_dataset(self) -> Dataset:
-        """Returns the images as the loader takes them; the label of each is its row."""
+        """Returns the images as a data set for the loader; each image's label is its row."""
         labels = np.arange(len(self), dtype=np.int32)[:, None]
         part = Part(self.source, self.entries, labels, sha256=None, weight=1.0)
         return Dataset((part,), self.num_without, 0, len(self), None, ())
@@ -92,38 +95,40 @@ def open_pairs(config: PairsConfig) -> PairSet:
     )
     if captions.unmatched.num:
         _log.warning("captions of %s: %s", config.data.pairs, captions.unmatched)
-    kept_out = mask_held_out(
+    is_held_out = mask_held_out(
         split_positions(entries.keys(), entries.class_names()), config.data.hold_out
     )
-    captioned = captions.texts.value_lengths().to_numpy(zero_copy_only=False) > 0
-    numbers = np.flatnonzero(captioned & ~kept_out)
-    if not len(numbers) and captioned.any():
-        raise ConfigInvalid("data.hold_out leaves no image with a caption", remedy="lower it")
-    if not len(numbers):
+    has_caption = captions.texts.value_lengths().to_numpy(zero_copy_only=False) > 0
+    caption_rows = np.flatnonzero(has_caption & ~is_held_out)
+    if not len(caption_rows) and has_caption.any():
+        raise ConfigInvalid(
+            "data.hold_out leaves no image with a caption to train on", remedy="lower it"
+        )
+    if not len(caption_rows):
         raise InvalidInput(
             f"no image of {config.data.pairs} has a caption",
-            remedy="put a captions.jsonl beside them, with path and caption in each line",
+            remedy="add a captions.jsonl to the images, with path and caption in each line",
         )
-    num_without = int((~captioned & ~kept_out).sum())
-    return PairSet(source, entries.select(numbers), captions, numbers, num_without)
+    num_without = int((~has_caption & ~is_held_out).sum())
+    return PairSet(source, entries.select(caption_rows), captions, caption_rows, num_without)
 
 
 def match_embeddings(
     pairs: PairSet, embeddings: EmbeddingsArtifact
 ) -> tuple[PairSet, NDArray[np.int64]]:
-    """Returns the pairs whose images have a row among the embeddings, and their rows, int64 [n].
+    """Returns the pairs whose images have embeddings, and the images' rows there, int64 [n].
 
-    Raises InvalidInput if there are none.
+    Raises InvalidInput if no image has an embedding.
     """
     matched = match_keys(embeddings.keys, pairs.entries.key_column(), str(embeddings.artifact.path))
     index_of_row = matched.indices
     row_of_index = np.full(len(pairs) + 1, -1, dtype=np.int64)
-    row_of_index[index_of_row] = np.arange(len(index_of_row))  # the last stands for other keys
+    row_of_index[index_of_row] = np.arange(len(index_of_row))  # -1, for other keys, sets the last
     rows_with_embedding = np.flatnonzero(row_of_index[:-1] >= 0)
     if not len(rows_with_embedding):
         raise InvalidInput(
             f"no image of {pairs.source.location} is in {embeddings.artifact.path}",
-            remedy="were these images embedded?",
+            remedy="embed the images of data.pairs",
         )
     if missing := len(pairs) - len(rows_with_embedding):
         _log.warning("%d images lack a row in %s", missing, embeddings.artifact.path)

@@ -1,4 +1,4 @@
-"""The state of a training on pairs: two towers or one, the temperature, and their moments."""
+"""The state of a training on pairs: both towers, the scale and bias, and AdamW's moments."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -32,10 +32,10 @@ from mlcd.world import World
 class PairState:
     """The state of a training on pairs.
 
-    model: the image tower, frozen or not. images: the same as a step uses it; None if its
-    embeddings are read instead. scalars: log_scale, and bias for siglip. averages: those of the
-    weights of each tower that is trained, if they are asked for. step, skipped_steps,
-    skipped_samples and copies: those of `mlcd.training.head.state.TrainState`.
+    model: image tower, frozen or not. images: the same tower in the form that a step uses; None if
+    embeddings are read instead. scalars: log_scale, and bias for siglip. averages: moving average
+    of each trained tower's weights; empty without optim.ema. step, skipped_steps, skipped_samples,
+    copies: as in `mlcd.training.head.state.TrainState`.
     """
 
     model: Servable
@@ -63,7 +63,7 @@ class PairState:
         return {"image": self.model.trunk, "text": self.texts.trunk}
 
     def iterate_trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yields all that is trained, by name."""
+        """Yields the trained parameters with their names."""
         for tower, trunk in self.towers.items():
             for name, parameter in trunk.named_parameters():
                 if parameter.requires_grad:
@@ -73,33 +73,31 @@ class PairState:
 
     @property
     def trains_images(self) -> bool:
-        """Tells whether any of the image tower is trained."""
+        """True if any parameter of the image tower is trained."""
         return any(parameter.requires_grad for parameter in self.model.trunk.parameters())
 
     def embed_images(self, batches: Sequence[PairBatch], config: PairsConfig) -> Iterator[Tensor]:
-        """Yields unit rows of the images of each micro-batch, [b, D]."""
-        copies = self.copies.in_turn([batch.images for batch in batches])
+        """Yields the unit image embeddings of each micro-batch, [b, D]."""
+        copies = self.copies.iter_on_device([batch.images for batch in batches])
         for batch, copied in zip(batches, copies, strict=True):
             images = copied.float()
             if self.images is not None:
                 images = embed_crops(self.images, images, batch.positions, config)
-            yield _unit(images).to(self.scalars["log_scale"].dtype)
+            yield _normalize_rows(images).to(self.scalars["log_scale"].dtype)
 
     def embed_texts(self, batch: PairBatch) -> Tensor:
-        """Returns unit rows of the texts of a micro-batch, [b, D]."""
-        return _unit(self.texts.embed(batch.ids.to(self.device, non_blocking=True)))
+        """Returns the unit text embeddings of a micro-batch, [b, D]."""
+        return _normalize_rows(self.texts.embed(batch.ids.to(self.device, non_blocking=True)))
 
     def loss(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Computes the loss of the pairs of all processes, from the unit rows of this one."""
+        """Computes the loss over all processes' pairs, from this process's unit embeddings."""
         scale, bias = self.scalars["log_scale"].exp(), self.scalars.get("bias")
         if bias is None:
             return clip_loss(images, texts, scale, world=self.world)
         return siglip_loss(images, texts, scale, bias, world=self.world)
 
     def accumulating(self) -> AbstractContextManager[object]:
-        """A context for every micro-batch but a step's last, in which gradients stay on each
-        process.
-        """
+        """A context for every micro-batch but a step's last: DDP does not sum gradients in it."""
         stack = ExitStack()
         for tower in (self.images, self.texts):
             if tower is not None:
@@ -108,11 +106,11 @@ class PairState:
 
     @torch.no_grad()
     def clamp(self) -> None:
-        """Holds the scale between 1 and 100, as CLIP does after each update."""
+        """Clamps the scale to between 1 and 100, as CLIP does after each update."""
         self.scalars["log_scale"].clamp_(0.0, MAX_LOG_SCALE)
 
     def average(self) -> None:
-        """Takes the weights after an update into their averages."""
+        """Updates the moving averages with the weights after an update."""
         for tower, average in self.averages.items():
             average.update(self.towers[tower], self.step)
 
@@ -120,8 +118,9 @@ class PairState:
 def embed_crops(
     tower: Backbone, crops: Tensor, positions: NDArray[np.int64], config: PairsConfig
 ) -> Tensor:
-    """Returns embeddings, not yet unit, of uint8 crops on the tower's device, with the colors and
-    branches of their positions in the stream.
+    """Returns embeddings, not normalized, of uint8 crops on the tower's device.
+
+    positions: in the stream; decide the changes of color and the skipped branches.
     """
     colors = draw_colors(positions, config.augment, config.seed, 0)
     pixels = crops if colors is None else recolor(crops.float(), colors)
@@ -136,7 +135,7 @@ def initial_state(
     text: TextTower,
     scalars: dict[str, float],
 ) -> PairState:
-    """Builds the state at step 0 of two towers and the values that the scalars start from."""
+    """Builds the state at step 0 from two towers and the initial values of the scalars."""
     compute, device = config.compute, processes.device
     text = text.to(device).train()
     options: dict[str, Any] = {"recompute": compute.recompute, "compiled": compute.compile}
@@ -165,5 +164,5 @@ def initial_state(
     return state
 
 
-def _unit(rows: Tensor) -> Tensor:
+def _normalize_rows(rows: Tensor) -> Tensor:
     return normalize(rows if rows.dtype == torch.float64 else rows.float(), dim=1)

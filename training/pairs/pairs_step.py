@@ -1,8 +1,9 @@
 """One step of a training on pairs.
 
 The loss needs the embeddings of the whole batch. With several micro-batches they are computed
-twice: first without gradients, for the loss and its gradient by each embedding, then again to go
-on from there (GradCache: Gao et al., 2021). So micro-batches equal one batch.
+twice: first without gradients, for the loss and its gradient by each embedding, then again to
+propagate that gradient through the towers (GradCache: Gao et al., 2021). The result is that of one
+batch.
 """
 
 import math
@@ -18,14 +19,15 @@ from mlcd.training.optim.schedule import set_learning_rate
 from mlcd.training.pairs.pair_batches import PairBatch
 from mlcd.training.pairs.pairs_config import PairsConfig
 from mlcd.training.pairs.pairs_state import PairState
-from mlcd.training.telemetry.step_meters import NotFinite, numbers
+from mlcd.training.telemetry.step_meters import NotFinite, read_scalars
 
 
 @dataclass(frozen=True)
 class PairMeters:
-    """The scalar tensors of one step, over all processes; read them only when they are logged.
+    """The scalar tensors of one step, over all processes.
 
-    values: the mean cosine of pairs, and the scale and bias of the step.
+    Reading one waits for the device, so read them only to log them. values: mean cosine of pairs,
+    and the step's scale and bias.
     """
 
     loss: Tensor
@@ -39,31 +41,30 @@ class PairMeters:
         return {"loss": self.loss, "grad_norm": self.grad_norm}
 
     def to_dict(self) -> dict[str, float | None]:
-        return {**numbers({"loss": self.loss, **self.values, **self.norms}), "lr": self.lr}
+        return {**read_scalars({"loss": self.loss, **self.values, **self.norms}), "lr": self.lr}
 
 
 def pair_step(
     state: PairState, batches: Sequence[PairBatch], num_samples: int, config: PairsConfig
 ) -> PairMeters:
-    """Updates `state` once, by micro-batches, without advancing `state.step`.
+    """Updates `state` once from several micro-batches, without advancing `state.step`.
 
-    num_samples: the samples of all processes. Raises NotFinite before the update.
+    num_samples: number of samples of all processes. Raises NotFinite, without updating.
     """
     lr = set_learning_rate(
         [state.optimizer], config.optim, step=state.step, num_steps=config.schedule.steps
     )
-    # No sample of the step could be used.
+    # No sample of the step could be decoded.
     if not num_samples:
-        nothing = torch.tensor(math.nan)
-        return PairMeters(nothing, {}, nothing, lr)
+        nan = torch.tensor(math.nan)
+        return PairMeters(nan, {}, nan, lr)
     loss, values = backward(state, batches, num_samples, config)
     trained = [parameter for _, parameter in state.iterate_trained()]
     max_norm = config.optim.clip_norm or float("inf")
     norm, _ = clip_global_norm(trained, [], max_norm, state.world)
     meters = PairMeters(loss, values, norm, lr)
     finite = torch.isfinite(loss) & torch.isfinite(norm)
-    # This is the only value that the host reads. It is a maximum, so that all processes decide
-    # alike.
+    # The only value that the host reads. The maximum makes all processes decide alike.
     if bool(state.world.max(torch.where(finite, 0.0, 1.0))):
         state.optimizer.zero_grad(set_to_none=True)
         raise NotFinite(meters)
@@ -77,7 +78,7 @@ def pair_step(
 def backward(
     state: PairState, batches: Sequence[PairBatch], num_samples: int, config: PairsConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Computes gradients of the global loss in all that is trained; returns loss and meters.
+    """Sets the gradients of the global loss in all trained parameters; returns loss and meters.
 
     The gradients are the same on every process.
     """
@@ -88,10 +89,10 @@ def backward(
         loss = state.loss(images, texts)
         loss.backward()
     else:
-        images, texts = _all_embeddings(state, batches, config)
+        images, texts = _embed_all(state, batches, config)
         loss = state.loss(images, texts)
         loss.backward()
-        _go_on(state, batches, images, texts, config)
+        _propagate(state, batches, images, texts, config)
     for scalar in state.scalars.values():
         assert scalar.grad is not None
         scalar.grad = state.world.sum(scalar.grad) / state.world.size
@@ -105,33 +106,33 @@ def backward(
 
 
 @torch.no_grad()
-def _all_embeddings(
+def _embed_all(
     state: PairState, batches: Sequence[PairBatch], config: PairsConfig
 ) -> tuple[Tensor, Tensor]:
-    """Returns the unit rows of all micro-batches; those that are trained collect gradients."""
+    """Returns the unit embeddings of all micro-batches, as leaves that collect gradients."""
     images = torch.cat(list(state.embed_images(batches, config)))
     texts = torch.cat([state.embed_texts(batch) for batch in batches])
     return images.requires_grad_(state.trains_images), texts.requires_grad_()
 
 
-def _go_on(
+def _propagate(
     state: PairState,
     batches: Sequence[PairBatch],
     images: Tensor,
     texts: Tensor,
     config: PairsConfig,
 ) -> None:
-    """Computes the embeddings again, and their gradients further back."""
+    """Computes the embeddings again, and propagates their gradients through the towers."""
     assert texts.grad is not None
     sizes = [len(batch.ids) for batch in batches]
-    of_texts = texts.grad.split(sizes)
-    of_images = () if images.grad is None else images.grad.split(sizes)
+    text_gradients = texts.grad.split(sizes)
+    image_gradients = () if images.grad is None else images.grad.split(sizes)
     embeddings = state.embed_images(batches, config)
     last = len(batches) - 1
     for index, batch in enumerate(batches):
         with nullcontext() if index == last else state.accumulating():
-            rows, gradients = [state.embed_texts(batch)], [of_texts[index]]
-            if of_images:
+            rows, gradients = [state.embed_texts(batch)], [text_gradients[index]]
+            if image_gradients:
                 rows.append(next(embeddings))
-                gradients.append(of_images[index])
+                gradients.append(image_gradients[index])
             torch.autograd.backward(rows, gradients)

@@ -1,4 +1,4 @@
-"""The token ids of captions, by the tokenizer of the run."""
+"""Token ids of captions, by the run's tokenizer."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _PROBES: Final = ("", "a", "a red bag")
 
 
 def open_tokenizer(config: TextTowerConfig) -> Tokenizer:
-    """Opens the tokenizer of a text tower that begins with random weights.
+    """Opens the tokenizer of a text tower that starts with random weights.
 
     Raises ArtifactInvalid or NotFound if it cannot be read.
     """
@@ -32,19 +32,19 @@ def open_tokenizer(config: TextTowerConfig) -> Tokenizer:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int:
-    """Returns the id that ends every text. Raises ConfigInvalid if there is none."""
+    """Returns the id of the token that ends every text. Raises ConfigInvalid if there is none."""
     tokenized = tokenizer.tokenize(_PROBES)
     ends = {int(ids[num - 1]) for ids, num in zip(tokenized.ids, tokenized.num, strict=True) if num}
     if len(ends) != 1 or not tokenized.num.all() or not tokenizer.pads_right:
         raise ConfigInvalid(
-            "the tokenizer does not end each text with one token and pad on the right",
-            remedy="give text.tokenizer one that does, such as CLIP's",
+            "the tokenizer must end each text with the same token and pad on the right",
+            remedy="set text.tokenizer to one that does, such as CLIP's",
         )
     return ends.pop()
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """Returns the SHA-256 of all that the tokenizer does to a text."""
+    """Returns the SHA-256 of the tokenizer's complete definition."""
     return hashlib.sha256(tokenizer.definition().encode()).hexdigest()
 
 
@@ -52,7 +52,7 @@ def digest(tokenizer: Tokenizer) -> str:
 class CaptionTokens:
     """The tokenizer of a tower.
 
-    trims: whether padding at the end of rows is cut off, because it does not change results.
+    trims: remove the padding columns that all rows share, as they do not change results.
     """
 
     tokenizer: Tokenizer
@@ -60,11 +60,12 @@ class CaptionTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tower: TextConfig) -> "CaptionTokens":
-        causal = tower.causal and tower.pooling != "last"
-        return cls(tokenizer, causal and tokenizer.pads_right)
+        # Pooling "last" reads the last position, so its padding must stay.
+        ignores_padding = tower.causal and tower.pooling != "last"
+        return cls(tokenizer, ignores_padding and tokenizer.pads_right)
 
     def ids(self, texts: Sequence[str]) -> Tensor:
-        """Returns the ids, int64 [n, T], T at most the context length."""
+        """Returns the token ids, int64 [n, T]; T is at most the context length."""
         tokenized = self.tokenizer.tokenize(texts)
         ids = torch.from_numpy(tokenized.ids)
         return ids[:, : int(tokenized.num.max(initial=1))].contiguous() if self.trims else ids

@@ -1,1 +1,1 @@
-"""The towers over processes."""
+"""Data parallelism of the towers, and the settings of precision, memory and sharding."""

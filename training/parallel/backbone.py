@@ -1,6 +1,4 @@
-"""The towers over processes: replicated with averaged gradients (ddp), or sharded themselves
-(fsdp).
-"""
+"""The towers on several processes: replicated with averaged gradients (ddp), or sharded (fsdp)."""
 
 import warnings
 from collections.abc import Mapping
@@ -22,13 +20,12 @@ from mlcd.models.vit import VisionTower, ViT
 from mlcd.training.parallel.compute_config import Gathered, Precision
 from mlcd.world import World
 
-_BUCKET_MIB: Final = (
-    25  # torch's default: gradients that are summed at once, while the backward pass goes on
-)
+# torch's default: gradients summed in one all-reduce, which overlaps with the backward pass
+_BUCKET_MIB: Final = 25
 
 
 class Backbone:
-    """A Servable as a step uses it.
+    """An image tower in the form that a training step uses.
 
     Options change results by no more than rounding.
     """
@@ -44,7 +41,7 @@ class Backbone:
         recompute: bool = False,
         compiled: bool = False,
     ) -> None:
-        """See `ComputeConfig` for the meaning of each."""
+        """For the meaning of the options see `ComputeConfig`."""
         self.model, self.world = model, world
         self._bf16 = precision == "bf16"
         if precision == "fp64":
@@ -61,10 +58,10 @@ class Backbone:
             _shard(model.trunk, world, gathered)
 
     def embed(self, images: Tensor, branch_scales: Tensor | None = None) -> Tensor:
-        """Returns embeddings [B, D], not yet unit, for float images [B, 3, S, S] in 0..255; B may
-        be 0.
+        """Returns embeddings [B, D], not normalized.
 
-        branch_scales: [blocks, 2, B], see `mlcd.training.data.drop_path`.
+        images: float [B, 3, S, S] in 0..255; B may be 0. branch_scales: [blocks, 2, B], see
+        `mlcd.training.data.drop_path`.
         """
         device = images.device.type
         context: AbstractContextManager[None] = torch.autocast(
@@ -78,33 +75,33 @@ class Backbone:
     def accumulating(self) -> AbstractContextManager[None]:
         """A context for `embed` and the backward pass of every micro-batch but a step's last.
 
-        In it, gradients stay on each process. FSDP sums them each time all the same: whole
-        gradients of a tower that needs FSDP would not fit.
+        Inside it, DDP does not sum gradients over processes. FSDP still does: unsharded gradients
+        of a tower that needs FSDP would not fit in memory.
         """
         return nullcontext() if self._replicas is None else self._replicas.no_sync()
 
     def replica(self, weights: Mapping[str, Tensor] | None = None) -> Servable:
         """Returns the whole model on this process, for evaluation; every process calls it.
 
-        weights: tensors that take the place of the tower's own.
+        weights: weights to use instead of the tower's.
         """
         if weights is None and not self._sharded:
             return self.model
         with torch.device("meta"):
             trunk = ViT(self.model.trunk.config)
         weights = weights or self.model.trunk.state_dict()
-        state = {name: _whole(tensor) for name, tensor in weights.items()}
+        state = {name: _gather_whole(tensor) for name, tensor in weights.items()}
         trunk.load_state_dict(state, assign=True)
         like = next(iter(state.values()))
         return Servable(trunk, self.model.preprocess).to(like.device, like.dtype)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _gather_whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class TextBackbone:
-    """A text tower as a step uses it, replicated over processes with averaged gradients.
+    """A text tower in the form that a step uses, replicated with averaged gradients.
 
     Options change results by no more than rounding.
     """
@@ -118,21 +115,21 @@ class TextBackbone:
         recompute: bool = False,
         compiled: bool = False,
     ) -> None:
-        """See `ComputeConfig` for the meaning of each."""
+        """For the meaning of the options see `ComputeConfig`."""
         self.trunk, self.world = trunk, world
         self._bf16 = precision == "bf16"
         if precision == "fp64":
             trunk.double()
         self._replicas = None
         if world.size > 1:
-            nothing = torch.zeros(
+            empty_input = torch.zeros(
                 (0, trunk.config.context_length), dtype=torch.int64, device=trunk.pos.device
             )
-            self._replicas = _replicate(trunk, world, nothing)
+            self._replicas = _replicate(trunk, world, empty_input)
         _prepare_blocks(trunk.blocks, recompute=recompute, compiled=compiled)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Returns embeddings [B, D], not yet unit, of token ids [B, T]; B may be 0."""
+        """Returns embeddings [B, D], not normalized, of token ids [B, T]; B may be 0."""
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._bf16):
             embedding: Tensor = (self._replicas or self.trunk)(ids)
             return embedding
@@ -145,7 +142,7 @@ class TextBackbone:
 def _prepare_blocks(blocks: nn.ModuleList, *, recompute: bool, compiled: bool) -> None:
     for block in blocks:
         if recompute:
-            # Nothing in a block is random. On the instance, so that the names of parameters stay.
+            # Blocks use no random numbers. Set on the instance to keep the parameters' names.
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
             )
@@ -154,9 +151,9 @@ def _prepare_blocks(blocks: nn.ModuleList, *, recompute: bool, compiled: bool) -
 
 
 def _replicate(
-    trunk: VisionTower | TextTower, world: World, nothing: Tensor
+    trunk: VisionTower | TextTower, world: World, empty_input: Tensor
 ) -> DistributedDataParallel:
-    """Replicates a tower; nothing: an input of no samples."""
+    """Replicates a tower. empty_input: an input with no samples."""
     replicas = DistributedDataParallel(
         trunk,
         process_group=world.group,
@@ -164,27 +161,27 @@ def _replicate(
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
     )
-    # DDP changes its buckets after a process's first backward pass, and a sum over three processes
-    # depends on an entry's place in its bucket. A resumed run would then differ in the last bits,
-    # so that first pass is one without samples.
-    replicas(nothing).sum().backward()
+    # DDP rearranges its buckets after the first backward pass, and with three processes a sum
+    # depends on the entry's place in its bucket. A resumed run would differ in the last bits, so
+    # the first pass is done here, without samples.
+    replicas(empty_input).sum().backward()
     trunk.zero_grad(set_to_none=True)
     return replicas
 
 
 def _shard(trunk: VisionTower, world: World, gathered: Gathered) -> None:
-    """Shards the parameters block by block, and together those that are outside of blocks."""
+    """Shards each block as one unit, and the parameters outside of blocks as another."""
     device = next(trunk.parameters()).device
     mesh = init_device_mesh(device.type, (world.size,))
-    # Autocast computes from float32 to float32; only the weights of products come as bfloat16.
+    # Activations stay float32 for autocast; only the weights of products are gathered in bfloat16.
     short = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # Linear layers return views, and blocks change none in place, so the warning about it is void.
+    # Linear layers return views, but blocks do not change them in place, so the warning is void.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     for block in trunk.blocks:
         if gathered == "bf16":
-            # The norms are computed in float32, so they go with what is outside.
+            # The norms need float32 weights, so they are sharded with the rest of the tower.
             products = [block.get_submodule(name) for name in ("attn", "mlp")]
             fully_shard(products, mesh=mesh, mp_policy=short)
         else:

@@ -1,1 +1,1 @@
-"""Training on a Ray cluster: its workers, and what they tell their driver."""
+"""Training on a Ray cluster: its workers, and the progress that they report to the driver."""

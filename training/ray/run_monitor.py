@@ -1,4 +1,4 @@
-"""The monitor of a training on Ray: what its driver and its first worker tell each other."""
+"""The monitor of a training on Ray, through which its driver and rank 0 exchange messages."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +10,8 @@ from mlcd.errors import Conflict, MlcdError
 from mlcd.progress import Meter, Stages
 from mlcd.training.preemption import Signals
 
-_NO_ROOM_S: Final = 60.0  # the time that workers have to begin; on a busy machine they need it
-_PATIENCE: Final = 3  # times that the workers begin without coming further, before they give up
+_NO_ROOM_S: Final = 60.0  # warns if no worker has started; a busy machine takes this long
+_MAX_IDLE_ATTEMPTS: Final = 3  # attempts in a row without progress
 End = Literal["interrupted", "preempted"]
 
 
@@ -19,9 +19,10 @@ End = Literal["interrupted", "preempted"]
 class News:
     """The state of a training, as its driver sees it.
 
-    attempt: how often the workers have begun. stage: its number, name and total. done: units of it.
-    error: what the user is told. bug: the traceback of an error that no user can help. lost: the
-    workers were lost over and over. ended: they were asked to end, and did so at `step`.
+    attempt: number of times that the workers have started. stage: number, name and total of the
+    current stage. done: finished units of the stage. error: error to show to the user. bug:
+    traceback of an unexpected error. lost: the workers were lost repeatedly. ended: the workers
+    stopped on request, at `step`.
     """
 
     attempt: int = 0
@@ -38,31 +39,31 @@ class News:
 
 
 class RunMonitor:
-    """The actor, which lives as long as the driver."""
+    """The Ray actor with the state of the training; it lives as long as the driver."""
 
     def __init__(self) -> None:
         self._news = News()
         self._end: End | None = None
-        self._earlier: MlcdError | None = None
+        self._previous_error: MlcdError | None = None
         self._furthest = -1
-        self._idle = 0
+        self._idle_attempts = 0
 
     def news(self) -> News:
         return self._news
 
     def end(self, how: End) -> None:
-        """Asks the workers to save a checkpoint and to end."""
+        """Requests that the workers save a checkpoint and stop."""
         self._end = how
 
     def begin(self, num_workers: int) -> bool:
-        """Tells whether the workers may begin: not after a final error, and not if they were lost
-        too often without coming further.
+        """Starts an attempt and returns True; returns False after a final error, or after too many
+        attempts without progress.
         """
         if self._news.is_final:
             return False
-        self._earlier = self._news.error
-        self._idle += 1
-        if self._idle > _PATIENCE:
+        self._previous_error = self._news.error
+        self._idle_attempts += 1
+        if self._idle_attempts > _MAX_IDLE_ATTEMPTS:
             self._news = replace(self._news, lost=True)
             return False
         self._news = replace(
@@ -75,23 +76,24 @@ class RunMonitor:
         return True
 
     def report(
-        self, stage: str, total: int | None, done: int, facts: dict[str, Any], *, begins: bool
+        self, stage: str, total: int | None, done: int, facts: dict[str, Any], *, is_new_stage: bool
     ) -> End | None:
-        """Takes in what the first worker does, and returns the wish to end."""
-        stage_now = self._news.stage
-        if begins or stage_now is None:
-            stage_now = (0 if stage_now is None else stage_now[0] + 1, stage, total)
+        """Records the progress of rank 0, and returns a request to stop, if there is one."""
+        current_stage = self._news.stage
+        if is_new_stage or current_stage is None:
+            current_stage = (0 if current_stage is None else current_stage[0] + 1, stage, total)
         if done > self._furthest:
-            self._furthest, self._idle = done, 0
-        self._news = replace(self._news, stage=stage_now, done=done, facts=facts)
+            self._furthest, self._idle_attempts = done, 0
+        self._news = replace(self._news, stage=current_stage, done=done, facts=facts)
         return self._end
 
     def fail(self, error: MlcdError, *, is_final: bool) -> bool:
-        """Keeps the first error of an attempt; a final one is never replaced.
+        """Records the first error of an attempt, and replaces it only by a final error.
 
-        Returns whether this one is final: a run that is locked twice in a row is somebody else's.
+        Returns True if this error is final. A second Conflict in a row is final: the lock belongs
+        to another run, not to a worker of the last attempt that is still stopping.
         """
-        is_final |= isinstance(error, Conflict) and isinstance(self._earlier, Conflict)
+        is_final |= isinstance(error, Conflict) and isinstance(self._previous_error, Conflict)
         if self._news.error is None or (is_final and not self._news.is_final):
             self._news = replace(self._news, error=error, is_final=is_final)
         return is_final
@@ -100,14 +102,14 @@ class RunMonitor:
         self._news = replace(self._news, bug=self._news.bug or trace)
 
     def met(self, step: int | None) -> None:
-        """Notes that the wish to end was met at this step."""
+        """Records that the workers stopped on request at this step."""
         self._news = replace(self._news, ended=True, step=step)
 
 
 class MonitoredStages:
-    """The `Stages` of the first worker, whose progress its driver shows.
+    """The `Stages` of rank 0, whose progress the driver shows.
 
-    The answer to a report arrives while the next steps are taken: nothing waits for the driver.
+    Training does not wait for the answer to a report: it is read when a later step ends.
     """
 
     def __init__(self, ray: Any, monitor: Any, signals: Signals) -> None:
@@ -116,13 +118,13 @@ class MonitoredStages:
 
     @contextmanager
     def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator[Meter]:
-        self.send(name, total, begins=True, done=done, facts={})
+        self.send(name, total, is_new_stage=True, done=done, facts={})
         meter = MonitoredMeter(self, name, total, done)
         yield meter
         meter.flush()
 
     def is_free(self) -> bool:
-        """Takes in the answer to the last report; tells whether it has come."""
+        """Reads the answer to the last report; returns False if it has not arrived."""
         if self._call is None:
             return True
         if not self._ray.wait([self._call], timeout=0)[0]:
@@ -134,9 +136,11 @@ class MonitoredStages:
         return True
 
     def send(
-        self, name: str, total: int | None, *, begins: bool, done: int, facts: dict[str, Any]
+        self, name: str, total: int | None, *, is_new_stage: bool, done: int, facts: dict[str, Any]
     ) -> None:
-        self._call = self._monitor.report.remote(name, total, done, facts, begins=begins)
+        self._call = self._monitor.report.remote(
+            name, total, done, facts, is_new_stage=is_new_stage
+        )
 
 
 class MonitoredMeter:
@@ -151,19 +155,21 @@ class MonitoredMeter:
             self.flush()
 
     def flush(self) -> None:
-        self._stages.send(self._name, self._total, begins=False, done=self._done, facts=self._facts)
+        self._stages.send(
+            self._name, self._total, is_new_stage=False, done=self._done, facts=self._facts
+        )
 
 
 class RunDisplay:
-    """The progress of the workers, shown by the driver's own meters.
+    """Shows the progress of the workers with the driver's meters.
 
-    room: the part of a node that a worker takes, for people.
+    room: the CPUs and GPUs that a worker needs, as text.
     """
 
     def __init__(self, stages: Stages, announce: Callable[[str], None], room: str) -> None:
         self._stages, self._announce, self._room = stages, announce, room
         self._open = ExitStack()
-        self._began: float | None = time.monotonic()
+        self._waiting_since: float | None = time.monotonic()
         self._attempt, self._num_workers = 0, 0
         self._stage, self._done = -1, 0
         self._meter: Meter | None = None
@@ -176,7 +182,7 @@ class RunDisplay:
         self._open.close()
 
     def show(self, news: News) -> None:
-        self._say_what_happened(news)
+        self._announce_changes(news)
         if news.stage is None:
             return
         number, name, total = news.stage
@@ -189,17 +195,19 @@ class RunDisplay:
             self._meter.advance(news.done - self._done, **news.facts)
             self._done = news.done
 
-    def _say_what_happened(self, news: News) -> None:
-        grows = news.num_workers > self._num_workers
+    def _announce_changes(self, news: News) -> None:
+        has_grown = news.num_workers > self._num_workers
         if news.attempt:
-            self._began = None
-        elif self._began is not None and time.monotonic() - self._began > _NO_ROOM_S:
-            self._began = None
+            self._waiting_since = None
+        elif (
+            self._waiting_since is not None and time.monotonic() - self._waiting_since > _NO_ROOM_S
+        ):
+            self._waiting_since = None
             self._announce(
-                f"no worker of {self._room} has begun yet; the cluster may lack room for it"
-                " (`ray status`), and Ray keeps that of a killed driver for three minutes"
+                f"no worker of {self._room} has started yet; the cluster may lack room for it"
+                " (`ray status`), and Ray reserves the room of a killed driver for three minutes"
             )
         if news.attempt > max(1, self._attempt):
-            why = "there is room for more workers" if grows else "a worker was lost"
-            self._announce(f"{why}; {news.num_workers} go on from the last checkpoint")
+            why = "there is room for more workers" if has_grown else "a worker was lost"
+            self._announce(f"{why}; {news.num_workers} continue from the last checkpoint")
         self._attempt, self._num_workers = news.attempt, news.num_workers

@@ -1,8 +1,8 @@
-"""Training on a Ray cluster: a worker there does what a process of torchrun does.
+"""Training on a Ray cluster, where a worker takes the place of a torchrun process.
 
-Ray Train places the workers, connects their process group, and starts them again on what is left of
-the cluster when one is lost. The run's directory, on a disk that all share, is the only state: Ray
-keeps no checkpoint.
+Ray Train places the workers, connects their process group, and after the loss of a worker restarts
+them on the rest of the cluster. The only state is the run's directory, on a shared disk: Ray stores
+no checkpoint.
 """
 
 import glob
@@ -34,12 +34,12 @@ from mlcd.training.run.run_pairs import run_pairs
 from mlcd.training.run.run_training import run_training
 from mlcd.world import Elsewhere, World
 
-_LOOK_S: Final = 0.5
-_TIMEOUT_S: Final = 300  # the longest wait of one process for another, as under torchrun
-_GROW_S: Final = 600.0  # how often workers begin again because there is room for more of them
+_POLL_S: Final = 0.5
+_TIMEOUT_S: Final = 300  # of collectives and barriers, as under torchrun
+_GROW_S: Final = 600.0  # interval at which workers restart if there is room for more of them
 _MARKER: Final = ".{}-{}.shared"
 _ARTIFACTS: Final = ("labels", "selection", "centers")
-_PLACES: Final = ("images", "labels", "selection", "centers", "pairs", "embeddings")
+_PATH_FIELDS: Final = ("images", "labels", "selection", "centers", "pairs", "embeddings")
 
 
 def train_on_ray(
@@ -50,24 +50,24 @@ def train_on_ray(
     *,
     open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Artifact:
-    """Does what `mlcd.training.run.run_training.run_training` does, by workers on Ray.
+    """Trains like `run_training` or `run_pairs`, with workers on Ray.
 
-    Raises what a worker raised, Preempted and Interrupted after a checkpoint that a signal asked
-    for, and Unavailable where workers are lost over and over.
+    Raises a worker's error; Preempted or Interrupted after a signal, when a checkpoint is saved;
+    Unavailable if workers are lost repeatedly.
     """
     _check(config, options)
-    fields = _everywhere(config)
+    fields = _make_absolute(config)
     _check_artifacts(fields)
     out = Path(fields["out"])
     with _marker(out) as marker, ray_session(options.address) as ray:
         this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        beside = {"num_cpus": 0, "scheduling_strategy": this_node}
-        monitor = ray.remote(**beside)(RunMonitor).remote()
+        on_this_node = {"num_cpus": 0, "scheduling_strategy": this_node}
+        monitor = ray.remote(**on_this_node)(RunMonitor).remote()
         work = _Work(fields, options.num_threads, str(marker), monitor, open_evaluation)
         workers = options.num_workers(ray.cluster_resources())
-        fit = ray.remote(max_retries=0, **beside)(_fit).remote(work, options, workers)
+        fit = ray.remote(max_retries=0, **on_this_node)(_fit).remote(work, options, workers)
         try:
             news = _watch(ray, fit, monitor, options, reporter, announce)
         except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
@@ -78,19 +78,19 @@ def train_on_ray(
             ) from error
         except ray.exceptions.RayError as error:
             raise Unavailable(
-                f"the Ray cluster is gone ({_last_line(error)})",
-                remedy="the last checkpoint is intact; the same command goes on from it",
+                f"the Ray cluster is unreachable ({_last_line(error)})",
+                remedy="the last checkpoint is intact: run the same command again to resume",
             ) from error
     _raise_outcome(news)
     run = open_artifact(out, "run", verify_files=False)
     for marker in out.parent.glob(_MARKER.format(glob.escape(out.name), "*")):
-        marker.unlink(missing_ok=True)  # of drivers that were killed
+        marker.unlink(missing_ok=True)  # left by killed drivers
     return run
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The work of each worker; Ray pickles it. cores: those of one worker."""
+    """The work of each worker, pickled by Ray. cores: CPU cores of one worker."""
 
     fields: dict[str, Any]
     cores: int
@@ -103,11 +103,11 @@ def _check(config: RunConfig | PairsConfig, options: RayOptions) -> None:
     for package in ("pandas", "requests"):
         if find_spec(package) is None:
             raise ConfigInvalid(
-                f"training on Ray needs the package {package}", remedy=install_command("ray")
+                f"training on Ray requires the package {package}", remedy=install_command("ray")
             )
     if options.gpus not in (0, 1):
         raise ConfigInvalid(
-            f"--gpus {options.gpus:g}: a process trains on one GPU", remedy="give --gpus 1, or none"
+            f"--gpus must be 0 or 1 for training, got {options.gpus:g}", remedy="give --gpus 1 or 0"
         )
     if config.device == "cuda" and not options.gpus:
         raise ConfigInvalid("device=cuda requires workers with a GPU", remedy="give --gpus 1")
@@ -118,46 +118,46 @@ def _check(config: RunConfig | PairsConfig, options: RayOptions) -> None:
         )
 
 
-def _everywhere(config: RunConfig | PairsConfig) -> dict[str, Any]:
-    """Returns the config's fields with places as other machines find them."""
+def _make_absolute(config: RunConfig | PairsConfig) -> dict[str, Any]:
+    """Returns the config's fields with absolute paths, for all machines with the shared disk."""
     fields = config.model_dump(mode="json")
     fields["out"] = str(Path(config.out).absolute())
     text = fields.get("text") or {}
-    for section in (*_data(fields), fields.get("evaluation") or {}):
-        for name in _PLACES:
-            place = section.get(name)
-            if isinstance(place, str) and not is_url(place):
-                section[name] = str(Path(place).absolute())
+    for section in (*_data_sections(fields), fields.get("evaluation") or {}):
+        for name in _PATH_FIELDS:
+            path = section.get(name)
+            if isinstance(path, str) and not is_url(path):
+                section[name] = str(Path(path).absolute())
     for section, name in ((fields["model"], "start"), (text, "start"), (text, "tokenizer")):
-        place = section.get(name)  # or a name, such as hub:ORGANIZATION/MODEL
-        if isinstance(place, str) and Path(place).exists():
-            section[name] = str(Path(place).absolute())
+        path = section.get(name)  # or a name, such as hub:ORGANIZATION/MODEL
+        if isinstance(path, str) and Path(path).exists():
+            section[name] = str(Path(path).absolute())
     return fields
 
 
-def _data(fields: dict[str, Any]) -> list[dict[str, Any]]:
+def _data_sections(fields: dict[str, Any]) -> list[dict[str, Any]]:
     return [fields["data"], *(fields["data"].get("mix") or ())]
 
 
 def _check_artifacts(fields: dict[str, Any]) -> None:
-    """Raises for an artifact that is missing, at once and not when a worker gets to it."""
-    for section in _data(fields):
+    """Raises for a missing artifact before any worker starts."""
+    for section in _data_sections(fields):
         for kind in _ARTIFACTS:
-            place = section.get(kind)
-            if place is not None and not is_url(place):
-                open_artifact(Path(place), kind, verify_files=False)
+            path = section.get(kind)
+            if path is not None and not is_url(path):
+                open_artifact(Path(path), kind, verify_files=False)
 
 
 @contextmanager
 def _marker(out: Path) -> Iterator[Path]:
-    """Yields an empty file beside `out`, by which workers know that they share its disk."""
+    """Yields an empty file beside `out`, by which workers check that they share its disk."""
     marker = out.with_name(_MARKER.format(out.name, secrets.token_hex(4)))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
     except OSError as error:
         raise InvalidInput(
-            f"{out} cannot be made ({error.strerror})", remedy="give a writable output"
+            f"{out} cannot be created ({error.strerror})", remedy="give a writable output"
         ) from error
     try:
         yield marker
@@ -173,27 +173,27 @@ def _watch(
     reporter: Stages,
     announce: Callable[[str], None],
 ) -> News:
-    """Shows what the workers do until they end, and returns their last news.
+    """Shows the workers' progress until they stop, and returns their last news.
 
-    The first signal asks them for a checkpoint; the next one ends all at once.
+    The first signal makes them save a checkpoint and stop; the next signal ends the driver at once.
     """
     room = f"{options.cpus:g} CPUs and {options.gpus:g} GPUs"
     with RunDisplay(reporter, announce, room) as display:
 
-        def look(timeout_s: float) -> bool:
+        def poll(timeout_s: float) -> bool:
             done, _ = ray.wait([fit], timeout=timeout_s)
             display.show(ray.get(monitor.news.remote()))
             return bool(done)
 
         with receive_signals() as signals:
-            ended = look(0)
+            ended = poll(0)
             while not (ended or signals.interrupted or signals.preempted):
-                ended = look(_LOOK_S)
+                ended = poll(_POLL_S)
         if not ended:
-            if not display.trains:  # everything that is done is on disk
+            if not display.trains:  # all finished work is on disk
                 raise Preempted(None) if signals.preempted else Interrupted
             ray.get(monitor.end.remote("preempted" if signals.preempted else "interrupted"))
-            while not look(_LOOK_S):
+            while not poll(_POLL_S):
                 pass
     failure = ray.get(fit)
     news: News = ray.get(monitor.news.remote())
@@ -205,7 +205,7 @@ def _watch(
 
 
 def _last_line(error: Exception) -> str:
-    """Returns the line of one of Ray's errors that says what happened; a trace is above it."""
+    """Returns the last line of a Ray error, which is the message; a traceback comes before it."""
     return str(error).strip().rpartition("\n")[2].strip()
 
 
@@ -218,15 +218,15 @@ def _raise_outcome(news: News) -> None:
     if news.lost:
         reason = "" if error is None else f" ({error.message})"
         raise Unavailable(
-            f"the workers on Ray are lost over and over, the last time after {news.done} steps"
+            f"the workers on Ray were lost over and over, the last time after {news.done} steps"
             + reason,
-            remedy="give each more of a node (--cpus): memory may be short; the same command goes"
-            " on from the last checkpoint",
+            remedy="memory may be short: give each worker more of a node (--cpus), then run the"
+            " same command again to resume from the last checkpoint",
         )
 
 
 def _fit(work: _Work, options: RayOptions, num_workers: int) -> str | None:
-    """Runs the training, beside the driver, and returns why Ray itself gave up."""
+    """Runs the training, on the driver's node; returns Ray's error if Ray itself gave up."""
     from ray.train import (
         FailureConfig,
         LoggingConfig,
@@ -237,9 +237,9 @@ def _fit(work: _Work, options: RayOptions, num_workers: int) -> str | None:
     from ray.train.torch import TorchConfig, TorchTrainer
 
     gpus = int(options.gpus)
-    with tempfile.TemporaryDirectory() as folder:  # of Ray's own notes
+    with tempfile.TemporaryDirectory() as folder:  # for Ray's own files
         trainer = TorchTrainer(
-            _train_here,
+            _train_worker,
             train_loop_config={"work": work},
             torch_config=TorchConfig(
                 backend="cpu:gloo,cuda:nccl" if gpus else "gloo", timeout_s=_TIMEOUT_S
@@ -264,17 +264,18 @@ def _fit(work: _Work, options: RayOptions, num_workers: int) -> str | None:
     return None
 
 
-def _train_here(settings: dict[str, Any]) -> None:
+def _train_worker(settings: dict[str, Any]) -> None:
     """Trains as one process of the group that Ray has connected.
 
-    What is raised makes Ray begin again; what is final is told to the monitor instead.
+    An error that is raised makes Ray restart the workers; a final error is sent to the monitor, and
+    not raised.
     """
     import ray
 
     work: _Work = settings["work"]
     world = World.current()
-    may_begin = world.rank == 0 and ray.get(work.monitor.begin.remote(world.size))
-    if not world.share(may_begin) or not _is_shared(work, world, ray):
+    may_start = world.rank == 0 and ray.get(work.monitor.begin.remote(world.size))
+    if not world.share(may_start) or not _is_shared(work, world, ray):
         return
     signals = Signals()
     stages: Stages = Reporter("silent")
@@ -289,7 +290,7 @@ def _train_here(settings: dict[str, Any]) -> None:
     except Elsewhere:
         return
     except MlcdError as error:
-        if not ray.get(work.monitor.fail.remote(error, is_final=not _passes(error))):
+        if not ray.get(work.monitor.fail.remote(error, is_final=not _may_be_temporary(error))):
             raise
     except Exception:
         ray.get(work.monitor.fail_unexpectedly.remote(traceback.format_exc()))
@@ -297,19 +298,19 @@ def _train_here(settings: dict[str, Any]) -> None:
 
 
 def _is_shared(work: _Work, world: World, ray: Any) -> bool:
-    """Tells whether all workers see the disk of the run; what one does not see is an error."""
-    is_away = not Path(work.marker).exists()
-    if is_away:
+    """Returns True if all workers see the disk of the run; otherwise reports a final error."""
+    is_missing = not Path(work.marker).exists()
+    if is_missing:
         error = InvalidInput(
-            f"{os.uname().nodename} does not see {work.fields['out']}: its disk is not shared",
-            remedy="give a place on a disk that every node and this machine have under one path",
+            f"{os.uname().nodename} cannot read the disk of {work.fields['out']}",
+            remedy="give a path on a shared disk that every node and this machine mount there",
         )
         ray.get(work.monitor.fail.remote(error, is_final=True))
-    return not int(world.max(torch.tensor(int(is_away))))
+    return not int(world.max(torch.tensor(int(is_missing))))
 
 
-def _passes(error: MlcdError) -> bool:
-    """Tells whether the error may be gone next time: that of a lost worker, or of a lock."""
+def _may_be_temporary(error: MlcdError) -> bool:
+    """Returns True for an error that a restart may fix: a lost worker, or a lock."""
     return isinstance(error, Unavailable) or isinstance(error.__cause__, BlockingIOError)
 
 

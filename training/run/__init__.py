@@ -1,1 +1,1 @@
-"""The composition root of training: a config becomes objects, and these go through the loop."""
+"""The composition root of training: builds the objects of a config and runs the loop."""

@@ -1,4 +1,4 @@
-"""Steps that all runs share: the choice of algorithms, the draft, and the loop with its logs."""
+"""Code that all runs share: the choice of algorithms, the draft, and the loop with its logs."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -18,13 +18,13 @@ from mlcd.training.config import TrainingConfig
 from mlcd.training.loop import Journal, LoopWork, StepLog, train
 from mlcd.training.processes import Processes
 from mlcd.training.run.run_files import CHECKPOINTS
-from mlcd.training.start import Start, open_start, sizes_from
+from mlcd.training.start import Start, open_start, read_sizes
 from mlcd.training.telemetry.loss_picture import write_losses
 from mlcd.training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
 from mlcd.training.telemetry.throughput import Throughput, measure_peak_tflops
 
 
-def go_on(
+def train_to_end(
     work: LoopWork,
     config: TrainingConfig,
     run: Path,
@@ -34,9 +34,9 @@ def go_on(
     *,
     flops: float,
 ) -> None:
-    """Trains from the last checkpoint, or from step 0, which is saved first, to the last step.
+    """Trains from the last checkpoint to the last step; without a checkpoint, first saves step 0.
 
-    flops: the FLOPs of one sample in a step.
+    flops: FLOPs of one sample in a step.
     """
     state = work.state
     with closing(store):
@@ -53,17 +53,17 @@ def go_on(
 
 
 def is_deterministic(config: TrainingConfig, device: torch.device) -> bool:
-    """Tells whether only algorithms are used that give the same bits each time."""
+    """Returns True if only deterministic algorithms may be used (the same bits each time)."""
     if config.compute.deterministic is not None:
         return config.compute.deterministic
     return device.type == "cpu"
 
 
 def choose_algorithms(config: TrainingConfig, device: torch.device) -> None:
-    """Has PyTorch use only algorithms that give the same bits each time, if the config says so.
+    """Restricts PyTorch to deterministic algorithms, if the config says so.
 
-    On a GPU the others are refused. Where they are only warned of, the backward pass of attention
-    goes on summing in any order.
+    On a GPU other algorithms raise an error: with a mere warning, the backward pass of attention
+    would keep summing in a random order.
     """
     torch.use_deterministic_algorithms(
         is_deterministic(config, device), warn_only=device.type != "cuda"
@@ -76,8 +76,8 @@ def open_tower_start(config: TrainingConfig) -> Start | None:
     if tower.start is None:
         return None
     start = open_start(tower.start, tower.like, Path(config.out))
-    # A recipe that states all sizes has not been compared with the weights yet.
-    sizes_from(start.model, tower.start, tower.model_dump())
+    # If a recipe sets all sizes, they have not been compared with the weights yet.
+    read_sizes(start.model, tower.start, tower.model_dump())
     return start
 
 
@@ -85,9 +85,9 @@ def open_tower_start(config: TrainingConfig) -> Start | None:
 def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
     """Opens the draft of the run for every process.
 
-    The first process alone holds the lock and publishes; the others write into the same directory.
-    Once a step was saved the draft stays, whatever fails later: an evaluation's images may be
-    unavailable for a moment.
+    Only process 0 holds the lock and publishes; the others write into the same directory. Once a
+    step is saved, the draft is kept even after an input error, which may be temporary: for example,
+    the images of an evaluation may be unreachable.
     """
     draft = Draft(out, request)
     with ExitStack() as stack:
@@ -106,9 +106,9 @@ def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Dr
 
 
 def _agree_on_latest(store: CheckpointStore, processes: Processes) -> int | None:
-    """Returns the latest step that the first process finds.
+    """Returns the step of process 0's latest checkpoint; None if there is none.
 
-    Another process may see a shared disk through an older cache.
+    Other processes may see an outdated listing of a shared disk.
     """
     own_latest = store.latest() if processes.world.rank == 0 else None
     latest = int(processes.world.max(torch.tensor(-1 if own_latest is None else own_latest)))
@@ -124,7 +124,7 @@ def _journal(
     processes: Processes,
     meter: Any,
 ) -> Iterator[Journal]:
-    """Opens the logs; the first process writes the numbers, each process its samples' keys."""
+    """Opens the logs: process 0 writes the metrics, each process the keys of its samples."""
     device, rank = processes.device, processes.world.rank
     with ExitStack() as stack:
         records: list[StepLog] = []
@@ -132,7 +132,7 @@ def _journal(
             if rank == 0:
                 records.append(MetricsLog(run, step))
                 stack.callback(write_losses, run)
-                KeysLog.cut_all(run, step)
+                KeysLog.truncate_all(run, step)
             if rank == 0 and config.telemetry.tensorboard:
                 tensorboard = TensorBoardLog(run, step)
                 stack.callback(tensorboard.close)

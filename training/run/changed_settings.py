@@ -1,4 +1,4 @@
-"""The comparison of the settings of a run with those that it was begun with."""
+"""Compares the settings of a run with the settings that it was started with."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ _NOT_SET: Final = "not set"
 
 
 def read_identity(out: Path) -> dict[str, Any] | None:
-    """Returns the identity of the run at `out`, finished or not; None where there is none."""
+    """Returns the identity of the run at `out`, finished or not; None if there is no run."""
     if (out / MANIFEST).is_file():
         identity = open_artifact(out, verify_files=False).request().identity()
     else:
@@ -22,46 +22,48 @@ def read_identity(out: Path) -> dict[str, Any] | None:
 
 
 def check_same_settings(out: Path, request: Request) -> None:
-    """Raises Conflict naming the settings by which the request differs from the run at `out`."""
-    begun = read_identity(out)
-    if begun and (changes := find_changes(begun["config"], request.config)):
+    """Raises Conflict naming the settings that differ from those of the run at `out`."""
+    stored = read_identity(out)
+    if stored and (changes := find_changes(stored["config"], request.config)):
         raise Conflict(
-            f"{out} was begun with other settings: {describe_changes(changes)}",
-            remedy="give another output directory, or go on with `mlcd train --resume`",
+            f"{out} was started with other settings: {describe_changes(changes)}",
+            remedy="give another output directory, or resume with `mlcd train --resume`",
         )
 
 
 def find_changes(
-    begun: Mapping[str, Any], settings: Mapping[str, Any]
+    stored: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Returns (value before, value now) of each wanted setting that differs, by its dotted name."""
-    before = dict(_flat(begun))
-    pairs = {name: (before.get(name, _NOT_SET), value) for name, value in _flat(settings)}
+    """Returns {dotted name: (stored value, new value)} of the settings that differ."""
+    stored_values = dict(_flatten(stored))
+    pairs = {name: (stored_values.get(name, _NOT_SET), value) for name, value in _flatten(settings)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(
-        f"{name}={_describe(now)}, before {_describe(before)}"
-        for name, (before, now) in changes.items()
+        f"{name}={_describe(value)}, before {_describe(stored_value)}"
+        for name, (stored_value, value) in changes.items()
     )
 
 
-def with_changes(begun: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of `begun` with the values of `changes`, section by section."""
+def merge_changes(stored: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of `stored` with the values of `changes`, merged by section."""
     return {
-        **begun,
+        **stored,
         **{
-            name: with_changes(begun.get(name, {}), value) if isinstance(value, Mapping) else value
+            name: merge_changes(stored.get(name, {}), value)
+            if isinstance(value, Mapping)
+            else value
             for name, value in changes.items()
         },
     }
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 

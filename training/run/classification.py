@@ -17,37 +17,37 @@ from mlcd.world import World
 
 
 class Evaluate(Protocol):
-    """Measures a model in training; every process calls it with the same weights."""
+    """Evaluates a model during training; every process calls it with the same weights."""
 
     def __call__(self, model: Servable, *, world: World) -> dict[str, float]: ...
 
 
 class OpenEvaluation(Protocol):
-    """Opens the evaluation that a run's config asks for; None where it asks for none.
+    """Opens the evaluation of a run's config; returns None without evaluation.every_steps.
 
-    listings: the digests of the listings of the run's images. Raises ConfigInvalid or InvalidInput
-    where an evaluation would fail.
+    listings: digests of the listings of the run's images. Raises ConfigInvalid or InvalidInput if
+    the evaluation would fail.
     """
 
     def __call__(self, config: RunConfig, listings: Sequence[str]) -> Evaluate | None: ...
 
 
 def open_no_evaluation(config: RunConfig, listings: Sequence[str]) -> None:
-    """Opens nothing. Raises ConfigInvalid if the config asks for an evaluation."""
+    """Returns None. Raises ConfigInvalid if the config sets an evaluation."""
     del listings
     if config.evaluation.every_steps is not None:
         raise ConfigInvalid(
-            f"evaluation.every_steps={config.evaluation.every_steps}, but this training was given"
-            " no evaluation",
+            f"evaluation.every_steps={config.evaluation.every_steps} requires the argument"
+            " open_evaluation",
             remedy="train with `mlcd train`, or pass open_evaluation",
         )
 
 
 @dataclass(frozen=True)
 class Classification:
-    """The state with its samples.
+    """A training on labels: the state with its samples.
 
-    evaluation: what the config's evaluation measures; None where it asks for none.
+    evaluation: evaluates the model; None without evaluation.every_steps.
     """
 
     state: TrainState
@@ -58,7 +58,7 @@ class Classification:
 
     @contextmanager
     def load(self) -> Iterator[Iterator[StepBatches[Batch]]]:
-        """Opens the batches of the steps from the state's on."""
+        """Opens the batches of all remaining steps, starting at `state.step`."""
         loader = Loader(
             self.dataset,
             self.config,
@@ -69,7 +69,7 @@ class Classification:
             cores=self.processes.cores,
             device=self.processes.device,
         )
-        with loader, self.state.copies.first_ahead(iter(loader)) as steps:
+        with loader, self.state.copies.prefetch_first(iter(loader)) as steps:
             yield steps
 
     def step(
@@ -78,11 +78,11 @@ class Classification:
         shares: Sequence[float],
         row_counts: Sequence[Sequence[int]],
     ) -> Meters:
-        """Updates the state once, without counting the step."""
+        """Updates the state once, without advancing `state.step`."""
         return train_step(self.state, batch.parts, shares, self.config, row_counts)
 
     def evaluate(self) -> dict[str, float] | None:
-        """Returns what is measured after the state's last step; None if nothing is due."""
+        """Returns the metrics at the current step; None if no evaluation is due."""
         every_steps = self.config.evaluation.every_steps
         if not every_steps or self.state.step % every_steps:
             return None

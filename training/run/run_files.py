@@ -1,4 +1,4 @@
-"""The files of a run besides its checkpoints: its config, and what it reports at the end."""
+"""The files of a run besides its checkpoints: its config, logs, and the final summary."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ CHECKPOINTS = "checkpoints"
 
 
 def write_config(config: TrainingConfig, run: Path) -> None:
-    """Writes the config beside the run's checkpoints, whole or not at all."""
+    """Writes the run's config.yaml atomically."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     write_synced(run / CONFIG, text.encode())
 
 
 def read_run_config(run: Path) -> RunConfig:
-    """Reads the config of a run with labels, finished or interrupted (`RUN` names either)."""
+    """Reads the config of a run with labels, finished or interrupted."""
     return validate_config(read_run_fields(run))
 
 
@@ -40,7 +40,7 @@ def read_run_fields(run: Path) -> dict[str, Any]:
         fields = None
     if not isinstance(fields, dict):
         raise ConfigInvalid(
-            f"{path} is damaged",
+            f"{path} cannot be read",
             remedy="run the command that started the run again, with its recipe",
         )
     return fields
@@ -51,15 +51,11 @@ def run_directory(run: Path) -> Path:
     for directory in (run, draft_path(run)):
         if (directory / CONFIG).is_file():
             return directory
-    raise ConfigInvalid(
-        f"{run} is not a run", remedy="give the directory that `mlcd train … out=RUN` was given"
-    )
+    raise ConfigInvalid(f"{run} is not a run", remedy="give the directory out=RUN of `mlcd train`")
 
 
-def outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
-    """Returns the facts for the manifest that every training has: what was skipped, and the last
-    numbers.
-    """
+def summarize_outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
+    """Returns the summary of any run for its manifest: skipped samples and steps, last metrics."""
     logged = read_losses(run)
     return {
         "skipped_samples": state.skipped_samples,
@@ -69,9 +65,9 @@ def outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
 
 
 def log_paths(run: Path) -> tuple[str, ...]:
-    """Returns the paths of all files but the checkpoints.
+    """Returns the paths of all files except the checkpoints.
 
-    They describe how the run was made and do not belong to its result.
+    They record how the run was made, and are not part of its result.
     """
     names: Sequence[str] = [
         path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()

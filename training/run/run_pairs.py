@@ -1,4 +1,4 @@
-"""Training on images with captions: it turns a config into objects and runs the loop."""
+"""Training on images with captions: builds the objects of a config and runs the loop."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -34,20 +34,20 @@ from mlcd.training.pairs.pairs_state import PairState, initial_state
 from mlcd.training.pairs.pairs_step import PairMeters, pair_step
 from mlcd.training.pairs.tokens import CaptionTokens, digest, end_of_text, open_tokenizer
 from mlcd.training.processes import Processes, open_processes
-from mlcd.training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
+from mlcd.training.run.any_run import choose_algorithms, open_draft, open_tower_start, train_to_end
 from mlcd.training.run.changed_settings import check_same_settings
-from mlcd.training.run.run_files import log_paths, outcome, write_config
+from mlcd.training.run.run_files import log_paths, summarize_outcome, write_config
 from mlcd.training.tower import initial_model
 
-_SAMPLED = 256  # captions by whose length the arithmetic of a step is estimated
+_SAMPLED = 256  # captions whose length is measured to estimate the FLOPs of a step
 
 
 @dataclass(frozen=True)
 class TextStart:
     """The text side at step 0.
 
-    log_scale, bias: those that the weights state, if the tower begins with weights. parent: the
-    identity of the weights.
+    log_scale, bias: values stored with the weights; None for random weights. parent: identity of
+    the weights.
     """
 
     tower: TextTower
@@ -59,7 +59,7 @@ class TextStart:
 
 @dataclass(frozen=True)
 class PairTraining:
-    """The state with its pairs: the work that the loop repeats."""
+    """A training on pairs: the state with its pairs."""
 
     state: PairState
     reader: PairReader
@@ -67,10 +67,10 @@ class PairTraining:
 
     @contextmanager
     def load(self) -> Iterator[Iterator[StepBatches[PairBatch]]]:
-        """Opens the batches of the steps from the state's on."""
+        """Opens the batches of all remaining steps, starting at `state.step`."""
         with (
             self.reader.open(self.state.step) as read,
-            self.state.copies.first_ahead(read) as steps,
+            self.state.copies.prefetch_first(read) as steps,
         ):
             yield steps
 
@@ -80,19 +80,19 @@ class PairTraining:
         shares: Sequence[float],
         row_counts: Sequence[Sequence[int]],
     ) -> PairMeters:
-        """Updates the state once, without counting the step."""
-        del shares  # each pair counts alike
+        """Updates the state once, without advancing `state.step`."""
+        del shares  # all pairs have the same weight
         return pair_step(self.state, batch.parts, sum(map(sum, row_counts)), self.config)
 
     def evaluate(self) -> None:
-        """Returns None: nothing is measured while training."""
+        """Returns None: a training on pairs has no evaluation."""
         return
 
 
 def run_pairs(config: PairsConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
-    """Trains, or goes on training, and publishes the run at `config.out`.
+    """Trains or resumes training, and publishes the run at `config.out`.
 
-    It is called, goes on and ends as `mlcd.training.run.run_training.run_training`.
+    For processes, resuming and errors see `mlcd.training.run.run_training.run_training`.
     """
     with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")
@@ -108,7 +108,7 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
         _check_batch(config, len(pairs))
         start = open_tower_start(config)
         model = initial_model(config.model, config.seed, start)
-        text = _text_start(config, out)
+        text = _open_text_start(config, out)
         features: PairedRows | None = None
         if config.data.cached_views:
             features = image_views(config, model, pairs, processes, reporter)
@@ -122,15 +122,17 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
         ]
         if features is not None:
             parents.append(features.artifact.as_parent_of(out, "embeddings"))
-        request = _request(config, pairs, text, tuple(parents))
+        request = _build_request(config, pairs, text, tuple(parents))
         check_same_settings(out, request)
-        done = find_published(out, request)
-    if done is not None:
-        return done
+        published = find_published(out, request)
+    if published is not None:
+        return published
     with open_draft(out, request, processes) as draft:
         with processes.failing_together():
             tokens = CaptionTokens.of(text.tokenizer, text.tower.config)
-            state = initial_state(config, processes, model, text.tower, _scalars(config, text))
+            state = initial_state(
+                config, processes, model, text.tower, _initial_scalars(config, text)
+            )
             if processes.world.rank == 0:
                 write_config(config, draft.path)
             store = CheckpointStore(
@@ -142,15 +144,15 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
             )
         reader = PairReader(pairs, tokens, features, config, processes)
         work = PairTraining(state, reader, config)
-        flops = pair_flops(config, text.tower.config, _num_tokens(pairs, tokens))
-        go_on(work, config, draft.path, store, processes, reporter, flops=flops)
+        flops = pair_flops(config, text.tower.config, _count_tokens(pairs, tokens))
+        train_to_end(work, config, draft.path, store, processes, reporter, flops=flops)
         processes.meet("the end")
         if processes.world.rank == 0:
             last = open_artifact(find_checkpoint(draft.path), verify_files=False)
             summary = {
                 "samples": len(pairs),
                 "without_caption": pairs.num_without,
-                **outcome(draft.path, state),
+                **summarize_outcome(draft.path, state),
             }
             logs = log_paths(draft.path)
             draft.publish(fingerprint=last.fingerprint, summary=summary, logs=logs)
@@ -159,22 +161,21 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
 
 
 def _check_batch(config: PairsConfig, num_pairs: int) -> None:
-    """Raises ConfigInvalid where every batch would have an image twice, and tell it from itself.
-
-    A batch that ends one epoch and begins the next may have one twice all the same.
+    """Raises ConfigInvalid if the batch is larger than the data set: an image would be its own
+    negative in every batch. A batch across two epochs may still contain an image twice.
     """
     if config.schedule.batch_size > num_pairs:
         raise ConfigInvalid(
-            f"images with captions: {num_pairs}, fewer than schedule.batch_size="
+            f"schedule.batch_size must be at most the {num_pairs} images with captions, got "
             f"{config.schedule.batch_size}",
             remedy="lower schedule.batch_size",
         )
 
 
-def _text_start(config: PairsConfig, out: Path) -> TextStart:
-    """Returns the text tower of text.start, or a random one of this seed.
+def _open_text_start(config: PairsConfig, out: Path) -> TextStart:
+    """Returns the text tower of text.start, or a random one from the seed.
 
-    Raises ConfigInvalid if it does not embed texts or not in the space of the images.
+    Raises ConfigInvalid if text.start has no text tower, or one of another dimension.
     """
     if config.text.start is not None:
         return _load_text(config.text.start, config, out)
@@ -192,21 +193,21 @@ def _text_start(config: PairsConfig, out: Path) -> TextStart:
 
 
 def _load_text(spec: str, config: PairsConfig, out: Path) -> TextStart:
-    # It reaches onnx and an engine, which only a run that starts from weights has to load.
+    # Imported here, because it imports onnx and an inference engine, which other runs do not need.
     from mlcd.export.model_artifact import find_weights
 
     weights = find_weights(spec, out, LoadOptions())
     if weights.text is None or weights.text.load is None:
         raise ConfigInvalid(
             f"{spec} must have a text tower with weights",
-            remedy="leave out text.start, or give another",
+            remedy="leave out text.start, or set it to a model with a text tower",
         )
     text: ServableText = weights.text.load()
     if text.settings.dimension != config.model.output_dim:
         raise ConfigInvalid(
-            f"the texts of {spec} have {text.settings.dimension} dimensions, the images "
-            f"{config.model.output_dim}",
-            remedy="start both towers from one model",
+            f"text embeddings must have the {config.model.output_dim} dimensions of the image "
+            f"embeddings, got {text.settings.dimension} from {spec}",
+            remedy="start both towers from the same model",
         )
     return TextStart(
         text.trunk,
@@ -217,10 +218,10 @@ def _load_text(spec: str, config: PairsConfig, out: Path) -> TextStart:
     )
 
 
-def _scalars(config: PairsConfig, text: TextStart) -> dict[str, float]:
-    """Returns the values that the scale's logarithm, and the bias of siglip, start from."""
+def _initial_scalars(config: PairsConfig, text: TextStart) -> dict[str, float]:
+    """Returns the initial values of the scale's logarithm and, for siglip, of the bias."""
     loss = config.loss
-    log_scale = math.log(loss.plain_scale) if text.log_scale is None else text.log_scale
+    log_scale = math.log(loss.default_scale) if text.log_scale is None else text.log_scale
     if loss.scale is not None:
         log_scale = math.log(loss.scale)
     scalars = {"log_scale": min(max(log_scale, 0.0), MAX_LOG_SCALE)}
@@ -230,13 +231,13 @@ def _scalars(config: PairsConfig, text: TextStart) -> dict[str, float]:
     return scalars
 
 
-def _request(
+def _build_request(
     config: PairsConfig, pairs: PairSet, text: TextStart, parents: tuple[Parent, ...]
 ) -> Request:
     facts: dict[str, Any] = {"captions": pairs.digest(), "tokenizer": digest(text.tokenizer)}
     return Request("run", {**config.identity(), **facts}, parents)
 
 
-def _num_tokens(pairs: PairSet, tokens: CaptionTokens) -> int:
+def _count_tokens(pairs: PairSet, tokens: CaptionTokens) -> int:
     rows = np.arange(min(_SAMPLED, len(pairs)))
     return tokens.ids(pairs.draw(rows, rows, 0)).shape[1]

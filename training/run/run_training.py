@@ -1,4 +1,4 @@
-"""Training on images with labels: it turns a config into objects and runs the loop."""
+"""Training on images with labels: builds the objects of a config and runs the loop."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ from mlcd.training.optim.average import WeightAverage
 from mlcd.training.optim.groups import adamw_settings, parameter_groups, scalar_groups
 from mlcd.training.parallel.backbone import Backbone
 from mlcd.training.processes import Processes, open_processes
-from mlcd.training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
+from mlcd.training.run.any_run import choose_algorithms, open_draft, open_tower_start, train_to_end
 from mlcd.training.run.changed_settings import check_same_settings
 from mlcd.training.run.classification import (
     Classification,
@@ -42,8 +42,8 @@ from mlcd.training.run.classification import (
     OpenEvaluation,
     open_no_evaluation,
 )
-from mlcd.training.run.run_files import log_paths, outcome, write_config
-from mlcd.training.start import Start, agreeing_centers
+from mlcd.training.run.run_files import log_paths, summarize_outcome, write_config
+from mlcd.training.start import Start, find_matching_centers
 from mlcd.training.tower import freeze, initial_model
 from mlcd.world import World
 
@@ -57,12 +57,12 @@ def run_training(
     cores: int | None = None,
     open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Artifact:
-    """Trains, or goes on training, and publishes the run at `config.out`.
+    """Trains or resumes training, and publishes the run at `config.out`.
 
-    Under torchrun every process calls it. An interrupted run goes on from its last checkpoint when
-    the same config is run again, on any number of processes. It ends with the same weights as
-    without the interruption (on the CPU, with the same numbers of threads and processes). Raises
-    Elsewhere if another process reports what went wrong.
+    Under torchrun every process calls it. Calling it again with the same config resumes an
+    interrupted run from its last checkpoint, on any number of processes. The final weights are the
+    same as without the interruption (on the CPU, with the same numbers of threads and processes).
+    Raises Elsewhere if another process reports the error.
     """
     with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")
@@ -77,8 +77,8 @@ def _run(
     dataset = open_shared_dataset(config, processes)
     with processes.failing_together():
         checked = check_run(config, dataset, open_evaluation)
-    if checked.done is not None:
-        return checked.done
+    if checked.published is not None:
+        return checked.published
     if processes.world.rank == 0:
         for part in dataset.parts:
             _warn_of_parts(part)
@@ -87,20 +87,20 @@ def _run(
         with processes.failing_together():
             model = initial_model(config.model, config.seed, checked.start)
             state = initial_state(config, dataset.num_centers, processes, model, checked.centers)
-            store = _store(draft.path, config, dataset, processes, request.parents)
+            store = _open_store(draft.path, config, dataset, processes, request.parents)
         work = Classification(state, dataset, config, processes, checked.evaluation)
         flops = step_flops(config, dataset.num_centers)
-        go_on(work, config, draft.path, store, processes, reporter, flops=flops)
+        train_to_end(work, config, draft.path, store, processes, reporter, flops=flops)
         fingerprint = state.servable().float().fingerprint()
         processes.meet("the end")
         if processes.world.rank == 0:
-            # config.yaml contains paths, which are no part of the result, so it is kept like a log.
+            # config.yaml contains paths, which are not part of the result, so it counts as a log.
             summary = {
                 "samples": len(dataset),
                 "unlabeled": dataset.num_unlabeled,
                 "classes": dataset.num_centers,
                 "image_classes": dataset.parts[0].entries.num_classes(),
-                **outcome(draft.path, state),
+                **summarize_outcome(draft.path, state),
             }
             draft.publish(fingerprint=fingerprint, summary=summary, logs=log_paths(draft.path))
     processes.meet("the end")
@@ -109,22 +109,21 @@ def _run(
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """The parts of a run, opened and found to belong together.
+    """The parts of a run, opened and checked to fit together.
 
-    evaluation: what is measured while training; None where nothing is. start, centers: the weights
-    and the centers to begin with; None for random ones. done: the run, where it is finished
-    already.
+    evaluation: evaluates the model while training; None without evaluation. start, centers: initial
+    weights and centers; None for random ones. published: the run, if it is already finished.
     """
 
     request: Request
     evaluation: Evaluate | None
     start: Start | None
     centers: Centers | None
-    done: Artifact | None
+    published: Artifact | None
 
 
 def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluation) -> CheckedRun:
-    """Refuses what no run can be made of, whatever machine it is on, and writes nothing.
+    """Checks all that does not depend on the machine, and writes nothing.
 
     Raises ConfigInvalid, InvalidInput or Conflict.
     """
@@ -138,19 +137,19 @@ def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluati
         num_classes, dimension = dataset.num_centers, config.model.output_dim
         check_first_centers(centers.vectors.shape, num_classes, dimension)
     check_labels(config, dataset.label_tables, dataset.num_centers)
-    request = Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
-    _refuse_earlier(out, request)
+    request = Request("run", config.identity(), tuple(_list_parents(config, out, dataset, start)))
+    _check_earlier_run(out, request)
     return CheckedRun(request, evaluation, start, centers, find_published(out, request))
 
 
 def _warn_of_parts(part: Part) -> None:
-    """Warns of images whose folders are parts of a data set, which are all trained on."""
+    """Warns if the image folders are parts (train, test) of a data set: the run trains on all."""
     class_names = {name for name in part.entries.class_names() if name is not None}
     if parts := parts_of_classes(class_names):
         location = part.source.location
         _log.warning(
-            "%s, and the run trains on all of them: to test on one, train on another alone, such"
-            " as %s/%s; in `mlcd evaluate` %s",
+            "%s, and the run trains on all of them: to keep one for testing, train only on another,"
+            " such as %s/%s; in `mlcd evaluate` %s",
             describe_parts(location, parts),
             location.rstrip("/"),
             min(parts, key=lambda folder: parts[folder] != "train"),
@@ -158,11 +157,10 @@ def _warn_of_parts(part: Part) -> None:
         )
 
 
-def _refuse_earlier(out: Path, request: Request) -> None:
-    """Raises Conflict if a run of an earlier version or of other settings is at `out`, finished or
-    not.
+def _check_earlier_run(out: Path, request: Request) -> None:
+    """Raises Conflict if `out` has a run, finished or not, of another version or other settings.
 
-    One of an earlier version would go on with other crops and other negatives.
+    A run of another version would resume with other crops and negatives.
     """
     finished = (
         open_artifact(out, verify_files=False).request().identity()
@@ -176,23 +174,23 @@ def _refuse_earlier(out: Path, request: Request) -> None:
             and identity["config"].get("arithmetic") != ARITHMETIC
         ):
             raise Conflict(
-                f"{out} was begun by another version of mlcd, which crops images and draws "
-                "negatives otherwise",
-                remedy="end it with that version, or remove it or give another output directory",
+                f"{out} was started by another version of mlcd, which crops images and draws "
+                "negatives differently",
+                remedy="finish it with that version, remove it, or give another output directory",
             )
     check_same_settings(out, request)
 
 
 def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -> Centers | None:
-    """Returns the centers that the head starts from; None for random ones.
+    """Returns the centers that the head starts from; None for random centers.
 
-    Raises ConfigInvalid if those of the start are asked for and are of other classes.
+    Raises ConfigInvalid for model.head=kept if the start's centers are of other classes.
     """
     if config.data.centers is not None:
         return Centers.open(fetch_copy(config.data.centers))
     if start is None or config.model.head == "new":
         return None
-    centers_path = agreeing_centers(start, dataset.classes)
+    centers_path = find_matching_centers(start, dataset.classes)
     if centers_path is None and config.model.head == "kept":
         raise ConfigInvalid(
             f"{config.model.start} was not trained on the classes of "
@@ -211,13 +209,13 @@ def initial_state(
 ) -> TrainState:
     """Builds the state at step 0.
 
-    model: the tower to begin with; None for a random one. Weights are drawn on the CPU, so that
-    they do not depend on the device. Raises ConfigInvalid if `centers` do not fit the classes or
-    the embedding's dimension, or if TF32 is asked for where there is none.
+    model: initial tower; None for random weights, which are drawn on the CPU, so that they do not
+    depend on the device. Raises ConfigInvalid if `centers` do not match the number of classes or
+    the embedding's dimension, or for TF32 without a CUDA GPU.
     """
     if config.compute.head_products == "tf32" and processes.device.type != "cuda":
         raise ConfigInvalid(
-            "compute.head_products=tf32 needs a CUDA GPU", remedy="set it to fp32 or bf16"
+            "compute.head_products=tf32 requires a CUDA GPU", remedy="set it to fp32 or bf16"
         )
     model = (model or initial_model(config.model, config.seed)).to(processes.device)
     freeze(model.trunk, config.model)
@@ -269,8 +267,8 @@ def check_labels(config: RunConfig, tables: Sequence[LabelTable], num_classes: i
         stored = int(table.artifact.config["top"])
         if num_labels > stored:
             raise ConfigInvalid(
-                f"loss.{setting}={num_labels}, but {table.artifact.path} holds {stored} labels per "
-                "image",
+                f"loss.{setting} must be at most the {stored} labels per image in "
+                f"{table.artifact.path}, got {num_labels}",
                 remedy=f"label with --top {num_labels}, or set loss.{setting}={stored}",
             )
     if num_labels >= num_classes:
@@ -280,10 +278,10 @@ def check_labels(config: RunConfig, tables: Sequence[LabelTable], num_classes: i
         )
 
 
-def _parents(
+def _list_parents(
     config: RunConfig, out: Path, dataset: Dataset, start: Start | None
 ) -> Iterator[Parent]:
-    """Yields the parents; the first data set of a mixture has the same roles as a single one."""
+    """Yields the parents. The first data set of a mixture has the roles of a single data set."""
     for index, (part, table, mixed) in enumerate(
         zip(dataset.parts, dataset.label_tables, config.data.sources, strict=True)
     ):
@@ -301,7 +299,7 @@ def _parents(
         yield start.parent
 
 
-def _store(
+def _open_store(
     run: Path,
     config: RunConfig,
     dataset: Dataset,
@@ -313,7 +311,7 @@ def _store(
         write_examples(dataset, run)
     sizes = np.zeros(dataset.num_centers, dtype=np.int64)
     for part in dataset.parts:
-        sizes += _first_label_counts(part.labels, dataset.num_centers)
+        sizes += _count_first_labels(part.labels, dataset.num_centers)
     return CheckpointStore(
         run,
         config.checkpoint,
@@ -323,6 +321,6 @@ def _store(
     )
 
 
-def _first_label_counts(labels: NDArray[np.int32], num_centers: int) -> NDArray[np.int64]:
-    first = labels[:, 0]
-    return np.bincount(first[first >= 0], minlength=num_centers).astype(np.int64)
+def _count_first_labels(labels: NDArray[np.int32], num_centers: int) -> NDArray[np.int64]:
+    first_labels = labels[:, 0]
+    return np.bincount(first_labels[first_labels >= 0], minlength=num_centers).astype(np.int64)

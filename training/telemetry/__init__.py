@@ -1,1 +1,1 @@
-"""The numbers that a run reports while it goes on."""
+"""The metrics that a run reports while it trains."""

@@ -1,4 +1,4 @@
-"""The curve of a run's loss, drawn by Pillow: one picture needs no plotting library."""
+"""Draws the curve of a run's loss with Pillow, which spares a plotting library."""
 
 import io
 from collections.abc import Sequence
@@ -19,9 +19,7 @@ _LINE: Final = "#3b7ea1"
 
 
 def write_losses(run: Path) -> None:
-    """Draws the losses of metrics.jsonl into the run's loss.png; nothing where there are fewer than
-    two.
-    """
+    """Draws the losses of metrics.jsonl into the run's loss.png, if there are at least two."""
     losses = read_losses(run)
     if len(losses) < 2:
         return

@@ -1,4 +1,4 @@
-"""The meters of a step, whatever is trained: what the loop judges a step by and logs."""
+"""The meters of a step of any training, which the loop checks and logs."""
 
 import math
 from collections.abc import Mapping
@@ -7,30 +7,30 @@ from typing import Protocol
 from torch import Tensor
 
 
-def numbers(tensors: Mapping[str, Tensor]) -> dict[str, float | None]:
-    """Returns the values of scalar tensors; one that is not finite is None.
+def read_scalars(tensors: Mapping[str, Tensor]) -> dict[str, float | None]:
+    """Returns the values of scalar tensors; values that are not finite become None.
 
-    JSON cannot express NaN, which the mean over an empty set of positives or negatives is.
+    JSON has no NaN, which a mean over an empty set of positives or negatives is.
     """
     values = {name: tensor.item() for name, tensor in tensors.items()}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 class StepMeters(Protocol):
-    """The numbers of a step of any training."""
+    """The read_scalars of a step of any training."""
 
     @property
     def norms(self) -> dict[str, Tensor]:
-        """Returns the loss and the gradient norms, by which a step is judged."""
+        """Returns the loss and the gradient norms, which must be finite."""
         ...
 
     def to_dict(self) -> dict[str, float | None]: ...
 
 
 class NotFinite(Exception):
-    """Loss or gradient is not finite, on all processes alike.
+    """The loss or a gradient norm is not finite; raised on all processes.
 
-    Nothing was updated, and the gradients are dropped.
+    Nothing was updated, and the gradients are cleared.
     """
 
     def __init__(self, meters: StepMeters) -> None:

@@ -11,8 +11,8 @@ class TelemetryConfig(Section):
     """The records that a run writes besides metrics.jsonl."""
 
     tensorboard: bool = False
-    """Also writes events for TensorBoard (needs the tensorboard package)."""
+    """Also writes events for TensorBoard (requires the tensorboard package)."""
     keys: bool = False
     """Also logs the keys of each step's samples, in keys-RANK.jsonl."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """The matrix limit of one device in TFLOP/s, for MFU. None: measured at the start."""
+    """The peak matrix throughput of one device in TFLOP/s, for MFU. None: measured at the start."""

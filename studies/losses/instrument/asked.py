@@ -49,7 +49,7 @@ def neighbors_right(rows: Embeddings, asked: Asked) -> NDArray[np.bool_]:
         asked.classes,
         num_classes=int(asked.classes.max()) + 1,
         neighbors=_NEIGHBORS,
-        itself=np.arange(len(rows)),
+        self_rows=np.arange(len(rows)),
     )
     right: NDArray[np.bool_] = votes.argmax(axis=1) == asked.classes
     return right

@@ -132,7 +132,7 @@ def test_what_stands_in_fills_sections_that_are_given_in_part():
 
 
 def test_a_correction_that_would_undo_the_filter_is_refused():
-    with pytest.raises(ConfigInvalid, match="take one of them"):
+    with pytest.raises(ConfigInvalid, match="set only one of them"):
         load_config(
             "demo-digits", [*PLACES, "loss.correct_ratio=true", "loss.filter_threshold=0.75"]
         )

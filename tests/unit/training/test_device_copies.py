@@ -96,11 +96,11 @@ def log(monkeypatch):
 def test_on_a_cpu_nothing_is_touched():
     copies = DeviceCopies(CPU)
     tensors = [torch.ones(2), torch.zeros(0)]
-    copies.begin(tensors[0])
-    taken = list(copies.in_turn(tensors))
+    copies.start(tensors[0])
+    taken = list(copies.iter_on_device(tensors))
     assert all(one is other for one, other in zip(taken, tensors, strict=True))
     steps = steps_of([torch.ones(1)])
-    with copies.first_ahead(steps) as same:
+    with copies.prefetch_first(steps) as same:
         assert same is steps
 
 
@@ -110,9 +110,9 @@ def test_the_next_images_are_copied_before_those_at_hand_are_computed_with(log):
     values = [(1, 2), (3, 4), (5, 6)]
     steps = steps_of(*([OnHost.of(value, log) for value in step] for step in values))
     copies, taken = DeviceCopies(torch.device("cuda")), []
-    with copies.first_ahead(steps) as begun:
-        for step in begun:
-            for images in copies.in_turn([part.images for part in step.parts]):
+    with copies.prefetch_first(steps) as prefetched:
+        for step in prefetched:
+            for images in copies.iter_on_device([part.images for part in step.parts]):
                 taken.append(int(images[0, 0]))
                 log.append(("compute", taken[-1], "computing"))
     assert taken == [1, 2, 3, 4, 5, 6]
@@ -130,7 +130,7 @@ def test_the_next_images_are_copied_before_those_at_hand_are_computed_with(log):
 
 def test_empty_and_unannounced_images_are_copied_where_they_are_needed(log):
     copies = DeviceCopies(torch.device("cuda"))
-    copies.begin(OnHost.of(7, log)[:0])
+    copies.start(OnHost.of(7, log)[:0])
     assert log == []
     copies.take(OnHost.of(8, log))
     assert log == [("copy", 8, "computing")]
@@ -161,10 +161,10 @@ def test_a_gpu_gets_what_plain_copies_give_and_waits_for_nothing():
     work = torch.randn(2048, 2048, device=gpu)
     copies, sums = DeviceCopies(gpu), []
     torch.cuda.synchronize()
-    with copies.first_ahead(steps_of(*hosts)) as begun:
-        for step in begun:
+    with copies.prefetch_first(steps_of(*hosts)) as prefetched:
+        for step in prefetched:
             with no_waiting():
-                for images in copies.in_turn([part.images for part in step.parts]):
+                for images in copies.iter_on_device([part.images for part in step.parts]):
                     work = torch.nn.functional.normalize(work @ work)
                     sums.append(images.float().sum(dim=(1, 2, 3)))
     assert torch.equal(torch.stack(sums), plain)

@@ -102,10 +102,10 @@ def test_an_image_with_many_equals_does_not_vote_for_itself():
     rows = unit_rows(np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]]))
     classes = np.array([0, 1, 1, 2, 2, 2])
     settings = {"num_classes": 3, "neighbors": 2}
-    votes = count_votes(rows[[4]], rows, classes, itself=np.array([4]), **settings)
+    votes = count_votes(rows[[4]], rows, classes, self_rows=np.array([4]), **settings)
     # 0 and 1 have one vote each; with the third neighbor it would be 1.
     assert votes.argmax(axis=1).tolist() == [0]
-    votes = count_votes(rows[[0]], rows, classes, itself=np.array([0]), **settings)
+    votes = count_votes(rows[[0]], rows, classes, self_rows=np.array([0]), **settings)
     assert votes.argmax(axis=1).tolist() == [1]
 
 
@@ -215,7 +215,9 @@ def test_a_run_that_cannot_be_evaluated_is_refused_before_its_first_step(digits,
         check_evaluation(
             config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.75})})
         )
-    with pytest.raises(ConfigInvalid, match="nothing is to be measured"):
+    with pytest.raises(
+        ConfigInvalid, match=r"requires evaluation\.knn or evaluation\.linear_probe"
+    ):
         check_evaluation(evaluating.run_config(digits, knn=False))
     nothing_held_out = config.model_copy(
         update={"data": config.data.model_copy(update={"hold_out": 0.0})}

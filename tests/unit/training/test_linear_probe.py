@@ -221,7 +221,7 @@ def not_finite(rows, keys, splits, names):
     [
         (one_class, "all 100 images are of one class, cat"),
         (class_only_tested, "but 3 lacks one"),
-        (every_row_a_class, "images to train on are fewer than the 100 classes"),
+        (every_row_a_class, "an image to train on for each of 100 classes"),
         (nothing_to_validate, "none falls into the validation part"),
         (not_finite, "the features of 0007.png hold NaN or Inf"),
     ],

@@ -333,7 +333,9 @@ def test_a_changed_image_is_refused_by_name(config, shards, tmp_path, mode, star
     data[first], data[second] = data[second], data[first]
     path.write_bytes(data)
     names = "|".join(f"shard-0/{member.name.removesuffix('.png')}" for member in (one, other))
-    with pytest.raises(InvalidInput, match=f"({names}) in .*images.* not those that were labeled"):
+    with pytest.raises(
+        InvalidInput, match=f"({names}) in .*images differs from the image that was labeled"
+    ):
         load(config(*mode, "schedule.steps=12", images=tmp_path / "images"), start_step=start_step)
 
 
@@ -374,7 +376,7 @@ def test_a_worker_that_outlives_its_trainer_while_it_starts_ends(monkeypatch, al
     trainer = SimpleNamespace(is_alive=lambda: alive)
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: trainer)
     monkeypatch.setattr(os, "_exit", ended.append)
-    decoders_module._end_if_alone(0)
+    decoders_module._exit_if_orphaned(0)
     assert ended == ([] if alive else [1])
 
 

@@ -9,7 +9,7 @@ from mlcd.world import World
 
 @pytest.fixture
 def one_of_two(monkeypatch):
-    monkeypatch.setattr(Processes, "_lost", lambda _, work: Unavailable(f"lost at {work}"))
+    monkeypatch.setattr(Processes, "_describe_loss", lambda _, work: Unavailable(f"lost at {work}"))
     return Processes(World(size=2), torch.device("cpu"))
 
 

@@ -61,7 +61,7 @@ def test_a_mapped_data_set_is_the_joined_one(config, weighted, tmp_path):
 
 
 def test_a_large_set_leaves_no_files(config, cache, monkeypatch, caplog, digits, tmp_path):
-    monkeypatch.setattr(maps, "_WORTH_MAPPING", 100)
+    monkeypatch.setattr(maps, "_MIN_MAPPED", 100)
     forgotten = cache / "of a process that was killed"
     forgotten.mkdir(parents=True)
     os.utime(forgotten, (0, 0))
@@ -86,19 +86,19 @@ def test_a_small_set_needs_no_files(config, cache):
 
 
 def test_an_error_of_the_join_is_the_run_s(config, cache, monkeypatch, tmp_path):
-    monkeypatch.setattr(maps, "_WORTH_MAPPING", 100)
+    monkeypatch.setattr(maps, "_MIN_MAPPED", 100)
     with pytest.raises(NotFound, match="no images at"):
         open_shared_dataset(config("run", f"data.images={tmp_path / 'gone'}"), alone())
     assert list(cache.iterdir()) == []
 
 
 def test_without_a_cache_each_process_keeps_its_own(config, cache, monkeypatch, caplog):
-    monkeypatch.setattr(maps, "_WORTH_MAPPING", 100)
+    monkeypatch.setattr(maps, "_MIN_MAPPED", 100)
     cache.parent.parent.write_text("no folder")
     dataset = open_shared_dataset(config("run"), alone())
     assert dataset.parts[0].listing is None
     assert_same(dataset, open_dataset(config("run")))
-    assert "name another cache with XDG_CACHE_HOME" in caplog.text
+    assert "set another cache directory with XDG_CACHE_HOME" in caplog.text
 
 
 MEASURED = """

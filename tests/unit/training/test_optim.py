@@ -5,7 +5,7 @@ import torch
 
 from mlcd.training.head.partial_fc import HeadConfig, PartialFC
 from mlcd.training.head.row_adamw import RowAdamW
-from mlcd.training.head.row_gradients import add_up, distinct_rows
+from mlcd.training.head.row_gradients import distinct_rows, sum_duplicate_rows
 from mlcd.training.head.shards import Shard
 from mlcd.training.optim.clip import clip_global_norm
 from mlcd.world import World
@@ -44,7 +44,7 @@ def test_gradients_of_several_micro_batches_add_up_before_the_step():
     weight.grad = sparse([0, 1], torch.ones(2, 2), (4, 2)) + sparse(
         [1, 2], torch.ones(2, 2), (4, 2)
     )
-    add_up(weight)
+    sum_duplicate_rows(weight)
     optimizer.step()
     assert optimizer.state[weight]["row_steps"].tolist() == [1, 1, 1, 0]
     assert optimizer.state[weight]["exp_avg"][:, 0].tolist() == pytest.approx([0.1, 0.2, 0.1, 0.0])
@@ -82,7 +82,7 @@ def test_one_norm_over_everything():
     dense, shard = torch.zeros(3, requires_grad=True), torch.zeros((4, 2), requires_grad=True)
     dense.grad = torch.tensor([3.0, 0.0, 0.0])
     shard.grad = sparse([1, 1], torch.tensor([[2.0, 0.0], [2.0, 0.0]]), (4, 2))  # adds up to 4
-    add_up(shard)
+    sum_duplicate_rows(shard)
     norms = clip_global_norm([dense], [shard], 1.0, World())
     assert [norm.item() for norm in norms] == pytest.approx([3.0, 4.0])
     assert dense.grad.tolist() == pytest.approx([0.6, 0, 0], abs=1e-5)

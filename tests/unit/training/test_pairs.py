@@ -249,11 +249,13 @@ def test_a_caption_is_drawn_by_seed_and_position(pairs):
     opened = open_pairs(pairs_config("RUN", pairs))
     assert len(opened) == NUM_IMAGES - 1
     two = next(
-        row for row in range(len(opened)) if len(opened.captions.of(int(opened.numbers[row]))) == 2
+        row
+        for row in range(len(opened))
+        if len(opened.captions.of(int(opened.caption_rows[row]))) == 2
     )
     at, positions = np.full(400, two), np.arange(400)
     drawn = opened.draw(at, positions, 0)
-    assert set(drawn) == set(opened.captions.of(int(opened.numbers[two])))
+    assert set(drawn) == set(opened.captions.of(int(opened.caption_rows[two])))
     assert 150 < drawn.count(drawn[0]) < 250
     assert opened.draw(at[7:9], positions[7:9], 0) == drawn[7:9]
     assert opened.draw(at, positions, 1) != drawn
@@ -289,14 +291,14 @@ def test_cached_views_are_the_crops_of_the_first_epochs_and_come_again(
     }
     live = run_pairs(lit("live", data={"pairs": str(damaged), "cache": False}, **fixed), SILENT)
     data = {"pairs": str(damaged), "cached_views": 2}
-    original = cached_views._view
+    original = cached_views._embed_view
 
     def struck_view(*arguments):
         if arguments[3] == 1:
             raise ConnectionError
         return original(*arguments)
 
-    monkeypatch.setattr(cached_views, "_view", struck_view)
+    monkeypatch.setattr(cached_views, "_embed_view", struck_view)
     with pytest.raises(ConnectionError):
         run_pairs(lit("cached", data=data, **fixed), SILENT)
     first = (tmp_path / "cached-views.partial" / "view-00000.npy").read_bytes()
@@ -332,15 +334,15 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
     from mlcd.encoders import open_encoder
 
     embed(open_source(str(pairs)), open_encoder("pixels"), tmp_path / "other", SILENT)
-    with pytest.raises(ConfigInvalid, match="was not made by"):
+    with pytest.raises(ConfigInvalid, match="but are by another model"):
         run_pairs(lit("run", data={"embeddings": str(tmp_path / "other")}), SILENT)
 
 
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"model": {"freeze": "tower", "start": "M"}}, "write image"),
-        ({"model": {"freeze": "image"}}, "needs model.start"),
+        ({"model": {"freeze": "tower", "start": "M"}}, "must be a number or image"),
+        ({"model": {"freeze": "image"}}, "requires model.start"),
         ({"data": {"cache": False}}, "data.cache=false requires"),
         ({"data": {"embeddings": "E"}}, "data.embeddings requires"),
         ({"data": {"cached_views": 2}}, "data.cached_views requires"),
@@ -348,11 +350,11 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
             {"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}},
             "augment requires data.cached_views",
         ),
-        ({"optim": {"center_lr": 0.9}}, "optim.center_lr is for"),
+        ({"optim": {"center_lr": 0.9}}, "optim.center_lr requires"),
         ({"compute": {"backbone": "fsdp"}}, "must be ddp for pairs"),
         ({"loss": {"bias": 1.0}}, "loss.bias requires loss.kind=siglip, got clip"),
-        ({"text": {"start": "M", "width": 32}}, "which states it"),
-        ({"schedule": {"batch_size": 1}}, "2 or more"),
+        ({"text": {"start": "M", "width": 32}}, "which sets it"),
+        ({"schedule": {"batch_size": 1}}, "at least 2"),
         ({"evaluation": {"knn": True}}, "unknown key evaluation"),
     ],
 )
@@ -363,7 +365,7 @@ def test_settings_without_effect_are_refused(sections, message):
 
 def test_a_batch_larger_than_the_data_is_refused(pairs, tmp_path):
     config = pairs_config(tmp_path / "run", pairs, schedule={"steps": 1, "batch_size": 40})
-    with pytest.raises(ConfigInvalid, match="39, fewer than"):
+    with pytest.raises(ConfigInvalid, match="at most the 39 images with captions, got 40"):
         run_pairs(config, SILENT)
 
 
@@ -393,5 +395,5 @@ def test_a_run_has_seen_its_images_with_captions(lit, pairs, tmp_path, cache):
     assert seen.unknown == ("what the weights theirs were trained on",)
     shutil.copy(files[0], files[0].with_name("more.png"))
     assert any(
-        "other images than when the run began" in each for each in find_seen(checkpoint).unknown
+        "other images than when the run started" in each for each in find_seen(checkpoint).unknown
     )

@@ -59,7 +59,7 @@ def test_the_border_is_on_the_negative_side_whatever_the_signs_are():
     found, turned = components(rows, border), components(-rows, border)
     assert (found.project(rows[border]).mean(axis=0) < 0).all()
     assert np.allclose(found.project(rows), turned.project(-rows))
-    with pytest.raises(InvalidInput, match="all alike"):
+    with pytest.raises(InvalidInput, match="all equal"):
         components(np.ones((9, 4)), border_of(3))
 
 

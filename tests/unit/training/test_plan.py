@@ -322,8 +322,8 @@ def test_kept_checkpoints_are_counted(overrides, kept):
     ("overrides", "num_classes", "world_size", "message"),
     [
         ([], 4, 1, "leave no negative among 4"),
-        ([], 1000, 9, "some of 9 processes without an image"),
-        (["compute.accumulation=4"], 1000, 3, "in 4 parts leaves some of 3 processes"),
+        ([], 1000, 9, "one image for each of 9 processes"),
+        (["compute.accumulation=4"], 1000, 3, "one image for each of 3 processes"),
     ],
 )
 def test_what_cannot_run_is_refused(overrides, num_classes, world_size, message):
@@ -365,7 +365,10 @@ def test_the_plan_for_people_names_what_it_rests_on():
     [
         (["data.images=nowhere"], "nowhere"),
         (["loss.labels_per_image=5"], "labels per image"),
-        (["evaluation.every_steps=5", "evaluation.knn=false"], "nothing is to be measured"),
+        (
+            ["evaluation.every_steps=5", "evaluation.knn=false"],
+            "requires evaluation.knn or evaluation.linear_probe",
+        ),
         (["model.start=nowhere"], "the model nowhere does not exist"),
         (["data.hold_out=0", "evaluation.every_steps=5"], "hold_out=0"),
         (["out={digits}/inside"], "inside"),
@@ -388,8 +391,8 @@ def test_a_plan_refuses_what_the_run_refuses(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo-photos", "--plan", "--rounds", "2"], "--plan plans one training"),
-        (["demo-photos", "--processes", "2"], "belong to --plan"),
+        (["demo-photos", "--plan", "--rounds", "2"], "--plan estimates one training"),
+        (["demo-photos", "--processes", "2"], "require --plan"),
         (["--plan"], "needs a RECIPE"),
         (
             ["demo-photos", "--plan", "--classes", "100"],

@@ -52,8 +52,8 @@ def test_the_error_of_bf16_products_is_the_one_that_is_stated():
 
 
 def test_what_cannot_be_had_is_refused(config):
-    with pytest.raises(ConfigInvalid, match=r"compute\.head_products=bf16 is not exact"):
+    with pytest.raises(ConfigInvalid, match=r"requires compute\.head_products=fp32, got bf16"):
         config("run", "compute.precision=fp64", "compute.head_products=bf16")
     run = config("run", "compute.head_products=tf32")
-    with pytest.raises(ConfigInvalid, match=r"compute\.head_products=tf32 needs a CUDA GPU"):
+    with pytest.raises(ConfigInvalid, match=r"compute\.head_products=tf32 requires a CUDA GPU"):
         initial_state(run, 10, Processes(World(), torch.device("cpu")))

@@ -91,7 +91,7 @@ def test_of_a_split_of_karpathys_the_test_part_is_taken(two_tower_model, digits,
         assert record["metrics"]["test_images"] == len(rows) // 4
         assert record["protocol"]["captions"] == 2 * (len(rows) // 4)
     split.write_text(json.dumps({"annotations": []}))
-    refuse("evaluate", *command, images, contains="is not a split of Karpathy's")
+    refuse("evaluate", *command, images, contains="is not a split of Karpathy")
 
 
 def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digits, tmp_path):

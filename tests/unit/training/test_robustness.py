@@ -114,7 +114,7 @@ def test_a_variant_that_is_not_whole_is_refused_by_name(small, tmp_path):
 
     assert check().folders == list(NAMES)[:2]
     write_image(folder / "n00000001" / "b.png", 9)
-    with pytest.raises(InvalidInput, match="ImageNet-A has 3 images, not 2"):
+    with pytest.raises(InvalidInput, match="ImageNet-A must have 2 images, got 3"):
         check()
     (folder / "n00000001" / "b.png").rename(folder / "n00000002" / "b.png")
     (folder / "n00000001" / "a.png").unlink()
@@ -131,8 +131,8 @@ def test_each_variant_is_classified_among_its_own_classes(small, two_tower_model
     out = tmp_path / "out"
     command = ("evaluate", "robustness", two_tower_model, "--data", tmp_path / "data")
     told = succeed(*command, "--out", out)
-    assert "imagenet_r: no number: ImageNet-R lacks images of n00000001" in told.stdout
-    assert told.stdout.rstrip().endswith("not there: none")
+    assert "imagenet_r: not evaluated: ImageNet-R lacks images of n00000001" in told.stdout
+    assert told.stdout.rstrip().endswith("missing: none")
     found = {
         path.name: json.loads((path / "results.json").read_text())[0] for path in out.iterdir()
     }
@@ -152,5 +152,5 @@ def test_each_variant_is_classified_among_its_own_classes(small, two_tower_model
         two_tower_model,
         "--data",
         tmp_path,
-        contains="has none of imagenet_v2, imagenet_a",
+        contains="must contain one of imagenet_v2, imagenet_a",
     )

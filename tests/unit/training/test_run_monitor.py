@@ -15,7 +15,7 @@ def test_workers_begin_again_as_long_as_they_come_further():
     monitor = RunMonitor()
     for reached in range(20):
         assert monitor.begin(2)
-        monitor.report("train", 100, reached, {}, begins=True)
+        monitor.report("train", 100, reached, {}, is_new_stage=True)
     assert monitor.news().attempt == 20
     for num_workers in (2, 2, 1):
         assert monitor.begin(num_workers)
@@ -30,7 +30,7 @@ def test_a_step_that_was_reached_before_is_not_further():
     while monitor.begin(2):
         tries += 1
         for step in (0, 3, 7):
-            monitor.report("train", 100, step, {}, begins=step == 0)
+            monitor.report("train", 100, step, {}, is_new_stage=step == 0)
     assert tries == 1 + 3
 
 
@@ -125,8 +125,8 @@ def test_the_driver_shows_what_was_lost_and_goes_back_to_where_it_goes_on():
         display.show(News(attempt=3, num_workers=2, stage=(1, "train", 9), done=3))
     assert shown.events == [("train", 9, 0), (5, {"a": 1}), "end", ("train", 9, 3), "end"]
     assert said == [
-        "a worker was lost; 1 go on from the last checkpoint",
-        "there is room for more workers; 2 go on from the last checkpoint",
+        "a worker was lost; 1 continue from the last checkpoint",
+        "there is room for more workers; 2 continue from the last checkpoint",
     ]
 
 
@@ -139,4 +139,4 @@ def test_a_cluster_without_room_is_said_once(late, monkeypatch):
     display.show(News())
     display.show(News())
     assert len(said) == late
-    assert all("no worker of 1 CPUs and 4 GPUs has begun yet" in line for line in said)
+    assert all("no worker of 1 CPUs and 4 GPUs has started yet" in line for line in said)

@@ -153,7 +153,7 @@ def test_a_run_is_measured_on_folders_as_on_their_embeddings(journey, split_fold
 
 def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journey, tmp_path):
     train, test, run = stored / "train", stored / "test", journey / "run"
-    refused("knn", train, "--train", train, contains="go together")
+    refused("knn", train, "--train", train, contains="require each other")
     refused("knn", contains="give a CHECKPOINT")
     refused("knn", "--train", train, "--test", train, contains="are both")
     refused(
@@ -162,15 +162,15 @@ def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journ
         train,
         "--test",
         split_folders / "test",
-        contains="holds embeddings and .* images",
+        contains="got embeddings in .* and images in",
     )
     refused("knn", run, "--train", train, "--test", test, contains="leave out CHECKPOINT")
     refused(
         "knn", "--train", train, "--test", test, "--hold-out", 0.1, contains="leave out --hold-out"
     )
-    refused("knn", stored / "whole", "--hold-out", 0.1, contains="are a split already")
+    refused("knn", stored / "whole", "--hold-out", 0.1, contains="already are a split")
     folders = ("--train", split_folders / "train", "--test", split_folders / "test")
-    refused("knn", train, *folders, contains="embeddings are of images of their own")
+    refused("knn", train, *folders, contains="embeddings already determine their images")
     refused("knn", run, "--images", split_folders, *folders, contains="leave out --images")
     refused(
         "knn",
@@ -181,7 +181,14 @@ def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journ
         split_folders / "test",
         contains="one side are called train",
     )
-    refused("knn", "--train", train, "--test", journey / "features", contains="are of two models")
+    refused(
+        "knn",
+        "--train",
+        train,
+        "--test",
+        journey / "features",
+        contains="must be by the same model",
+    )
     (tmp_path / "a.txt").write_text("Motorbikes/absent.jpg\n")
     key = EmbeddingsArtifact.open(train).keys[0]
     (tmp_path / "b.txt").write_text(f"{key}\n")
@@ -249,7 +256,7 @@ def test_folders_called_train_val_valid_and_test_are_splits():
         folder_split(["val/a", "test/a"])
     for beside in ("a", "extra/a", "train"):
         with pytest.raises(
-            InvalidInput, match=f"train, test look like splits, but {beside} stands beside them"
+            InvalidInput, match=f"train, test look like splits, but {beside} is beside them"
         ):
             folder_split(["train/a", "test/a", beside])
 
@@ -278,9 +285,7 @@ def test_a_run_is_not_evaluated_on_what_it_trains_on(digits, split_folders):
     held_out = leaking.model_copy(
         update={"data": leaking.data.model_copy(update={"hold_out": 0.0})}
     )
-    with pytest.raises(
-        ConfigInvalid, match=r"those that the run is trained on, with data\.hold_out=0"
-    ):
+    with pytest.raises(ConfigInvalid, match=r"the training images, of which only data\.hold_out=0"):
         check_evaluation(held_out)
     assert check_evaluation(leaking) is not None
     with pytest.raises(ConfigInvalid, match="are splits, and the run is trained on all of them"):

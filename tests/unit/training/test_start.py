@@ -185,7 +185,7 @@ def test_a_contradiction_with_the_recipe_names_the_key(continued, tmp_path):
         continued("run", source, "model.width=64")
     with pytest.raises(ConfigInvalid, match=r"model.activation=gelu"):
         continued("run", source, "model.activation=gelu")
-    with pytest.raises(ConfigInvalid, match="not a multiple of the patches"):
+    with pytest.raises(ConfigInvalid, match="must be a multiple of the patch size"):
         continued("run", source, "model.image_size=36")
     sizes = {name: value for name, value in TOWER.to_dict().items() if name != "pooling"}
     stated = continued("run", source, f"model={json.dumps({**sizes, 'start': str(source)})}")
@@ -285,8 +285,8 @@ def _all_tensors(folder):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["model.freeze=3"], "more than the 2 blocks"),
-        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema must be left out"),
+        (["model.freeze=3"], "at most the tower's 2 blocks"),
+        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema has no effect"),
         (["model.head=kept"], "model.head requires model.start"),
         (["model.like=NAME"], "model.like requires model.start"),
     ],

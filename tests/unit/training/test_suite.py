@@ -153,11 +153,11 @@ def rename_part(data, name):
 @pytest.mark.parametrize(
     ("damage", "refusal"),
     [
-        (remove_class, "of {} has 1 classes, not 2"),
-        (remove_image, "test of {} has 1 classes, not 2"),
-        (add_class, "train of {} has 3 classes, not 2"),
-        (swap_parts, "train of {} has 2 images, not 4"),
-        (rename_part, "{} needs folders train and test"),
+        (remove_class, "of {} must have 2 classes, got 1"),
+        (remove_image, "test of {} must have 2 classes, got 1"),
+        (add_class, "train of {} must have 2 classes, got 3"),
+        (swap_parts, "train of {} must have 4 images, got 2"),
+        (rename_part, "{} requires folders train and test"),
     ],
 )
 def test_each_kind_of_damage_of_each_layout_is_refused_by_name(
@@ -184,10 +184,10 @@ def test_damage_of_folds_and_of_several_labels_is_refused_by_name(small_sets, tm
     table = tmp_path / "voc2007" / "labels.jsonl"
     lines = table.read_text().splitlines()
     table.write_text("\n".join(lines[:-1]))
-    with pytest.raises(InvalidInput, match="test of voc2007 has 1 images, not 2"):
+    with pytest.raises(InvalidInput, match="test of voc2007 must have 2 images, got 1"):
         check(find_sets(tmp_path)[0])
     table.unlink()
-    with pytest.raises(InvalidInput, match=r"needs labels\.jsonl"):
+    with pytest.raises(InvalidInput, match=r"requires labels\.jsonl"):
         check(find_sets(tmp_path)[0])
 
 
@@ -202,7 +202,7 @@ def test_images_that_differ_from_their_stated_hashes_are_refused_by_name(small_s
     stated.write_text("\n".join(lines))
     (found,) = find_sets(tmp_path)
     check_hashes(found, digests)
-    with pytest.raises(InvalidInput, match=f"{files[0]} of mnist is another file"):
+    with pytest.raises(InvalidInput, match=f"{files[0]} of mnist does not match its checksum"):
         check_hashes(found, {**digests, files[0]: digests[files[1]]})
     with pytest.raises(InvalidInput, match=f"mnist lacks a usable image {files[0]}"):
         check_hashes(found, {key: digests[key] for key in files[1:]})
@@ -246,8 +246,8 @@ def test_a_run_measures_what_is_there_and_says_what_is_not(
     food, mine, changed, torn = both["sets"]
     assert "none of the 2 files in" in torn["reasons"]["linear-probe"]
     assert food["probe"] is None
-    assert "not 101" in food["reasons"]["linear-probe"]
-    assert "is another file than mine2.sha256 states" in changed["reasons"]["zero-shot"]
+    assert "must have 101 classes" in food["reasons"]["linear-probe"]
+    assert "does not match its checksum in mine2.sha256" in changed["reasons"]["zero-shot"]
     assert mine["reasons"] == {}
     assert 0 <= mine["probe"]["metrics"]["linear_probe_accuracy"] <= 1
     assert mine["zero_shot"]["protocol"]["names"] == "of a table"

@@ -191,5 +191,5 @@ def test_tensorboard_that_is_not_installed_is_one_clear_line(tmp_path, monkeypat
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ConfigInvalid, match=r"needs the package tensorboard.*\[tensorboard\]"):
+    with pytest.raises(ConfigInvalid, match=r"requires the package tensorboard.*\[tensorboard\]"):
         TensorBoardLog(tmp_path, 0)

@@ -31,8 +31,12 @@ PLACES = ("data.images=photos/*.tar", "data.labels=work/labels", "out=work/run")
 @pytest.mark.parametrize(
     ("device", "options", "message"),
     [
-        ("auto", RayOptions(gpus=0.5), "a process trains on one GPU: give --gpus 1"),
-        ("auto", RayOptions(gpus=2), "a process trains on one GPU"),
+        (
+            "auto",
+            RayOptions(gpus=0.5),
+            "--gpus must be 0 or 1 for training, got 0.5: give --gpus 1 or 0",
+        ),
+        ("auto", RayOptions(gpus=2), "--gpus must be 0 or 1 for training, got 2"),
         ("cuda", RayOptions(), "device=cuda requires workers with a GPU: give --gpus 1"),
         ("cpu", RayOptions(gpus=1), "device=cpu leaves the workers' GPUs idle"),
     ],
@@ -45,33 +49,33 @@ def test_processes_without_a_gpu_of_their_own_are_refused(device, options, messa
 
 def test_a_package_that_ray_needs_for_training_is_named(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "pandas" else True)
-    with pytest.raises(ConfigInvalid, match=r"needs the package pandas: pip install .*\[ray\]'"):
+    with pytest.raises(ConfigInvalid, match=r"requires the package pandas: pip install .*\[ray\]'"):
         module._check(load_config("small", PLACES), RayOptions())
 
 
 def test_every_place_is_as_other_machines_find_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = load_config("small", [*PLACES, "data.selection=s3://bucket/kept"])
-    fields = module._everywhere(config)
+    fields = module._make_absolute(config)
     assert fields["out"] == f"{tmp_path}/work/run"
     assert fields["data"]["images"] == f"{tmp_path}/photos/*.tar"
     assert fields["data"]["labels"] == f"{tmp_path}/work/labels"
     assert fields["data"]["selection"] == "s3://bucket/kept"
     assert validate_any(fields).identity() == config.identity()  # a run goes on with or without Ray
     mix = "data.mix=[{images: a, labels: b}, {images: /c, labels: d}]"
-    mixed = module._everywhere(load_config("small", [mix, "out=run"]))
+    mixed = module._make_absolute(load_config("small", [mix, "out=run"]))
     assert [source["images"] for source in mixed["data"]["mix"]] == [f"{tmp_path}/a", "/c"]
 
 
 def test_missing_labels_are_named_before_ray_is_asked(tmp_path):
     config = load_config("small", ["data.images=x", f"data.labels={tmp_path}/no", "out=run"])
     with pytest.raises(ArtifactInvalid, match=f"{tmp_path}/no is not a finished artifact"):
-        module._check_artifacts(module._everywhere(config))
+        module._check_artifacts(module._make_absolute(config))
 
 
 def test_places_of_pairs_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fields = module._everywhere(load_any_config("clip", ["data.pairs=pairs", "out=run"]))
+    fields = module._make_absolute(load_any_config("clip", ["data.pairs=pairs", "out=run"]))
     assert fields["data"]["pairs"] == f"{tmp_path}/pairs"
     assert validate_any(fields).out == f"{tmp_path}/run"
 
@@ -83,7 +87,7 @@ def test_the_marker_is_beside_the_run_and_goes(tmp_path):
     assert not list((tmp_path / "folder").iterdir())
     (tmp_path / "file").touch()
     with (
-        pytest.raises(InvalidInput, match="cannot be made"),
+        pytest.raises(InvalidInput, match="cannot be created"),
         module._marker(tmp_path / "file" / "run"),
     ):
         pass
@@ -133,7 +137,7 @@ def test_only_a_lost_worker_or_a_lock_makes_ray_begin_again(
     monkeypatch.setattr(module, "_run", run)
     work = module._Work({}, 1, str(tmp_path), SimpleNamespace(**calls, report=None), None)
     with pytest.raises(type(error)) if begins_again else nullcontext():
-        module._train_here({"work": work})
+        module._train_worker({"work": work})
     assert monitor.news().error is error
     assert monitor.news().is_final != begins_again
 
@@ -154,7 +158,7 @@ def test_only_an_error_that_passes_makes_ray_begin_again(
     monkeypatch.setattr(module, "_run", run)
     work = module._Work({}, 1, str(tmp_path), SimpleNamespace(**calls, report=None), None)
     with pytest.raises(type(error)) if begins_again else nullcontext():
-        module._train_here({"work": work})
+        module._train_worker({"work": work})
     assert monitor.news().error is error
     assert monitor.news().is_final != begins_again
 
@@ -177,14 +181,14 @@ def test_what_is_for_one_process_is_refused(option, monkeypatch):
     refuse(
         "train small --on ray",
         *option,
-        contains="--plan, --rounds and --replay are not for --on ray",
+        contains="--on ray does not support --plan, --rounds or --replay",
     )
 
 
 def test_torchrun_and_ray_exclude_each_other(monkeypatch):
     monkeypatch.setattr("mlcd.commands.common_options.require_ray", lambda: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refuse("train", "small", "--on", "ray", contains="leave out torchrun")
+    refuse("train", "small", "--on", "ray", contains="run the command without torchrun")
 
 
 @pytest.mark.parametrize("option", [("--workers", 2), ("--cpus", 2), ("--gpus", 1)])

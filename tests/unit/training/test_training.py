@@ -185,7 +185,7 @@ def test_bfloat16_is_near_and_keeps_float32_weights(config):
 
 def test_a_run_is_not_begun_without_the_evaluation_that_it_asks_for(config):
     recipe = config("run", "evaluation.every_steps=10")
-    with pytest.raises(ConfigInvalid, match="was given no evaluation"):
+    with pytest.raises(ConfigInvalid, match="requires the argument open_evaluation"):
         run_training(recipe, SILENT)
     assert not Path(f"{recipe.out}.partial").exists()
 
@@ -311,7 +311,7 @@ def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits,
     shutil.copy(min((images / "3").iterdir()), images / "3" / "another.png")
     seen = find_seen(checkpoint)
     assert not len(seen.trained)
-    assert any("other images than when the run began" in each for each in seen.unknown)
+    assert any("other images than when the run started" in each for each in seen.unknown)
 
 
 def test_gradients_are_clipped(config, monkeypatch):
@@ -403,5 +403,5 @@ def test_a_run_of_an_earlier_version_is_refused_by_name(config, monkeypatch):
         with pytest.raises(Interrupted):
             run_training(unfinished, SILENT)
     for run in (unfinished, finished):
-        with pytest.raises(Conflict, match=f"{run.out} was begun by another version of mlcd"):
+        with pytest.raises(Conflict, match=f"{run.out} was started by another version of mlcd"):
             run_training(run, SILENT)

@@ -36,7 +36,10 @@ def test_the_loss_of_classes_is_the_mean_over_views():
     ("override", "message"),
     [
         ("augment.local_size=8", "require each other"),
-        ("augment={views: 2, local_views: 2, local_size: 9}", "not a multiple of patches of 8"),
+        (
+            "augment={views: 2, local_views: 2, local_size: 9}",
+            "must be a multiple of model.patch_size=8",
+        ),
         ("augment.jitter=0.5", "augment.jitter requires"),
         ("augment.blur=[1.0]", "1 for each of 2 kinds of views, got 1"),
         ("augment.blur_sigma=[2.0, 1.0]", "smallest, largest"),

@@ -135,7 +135,7 @@ def test_two_evaluations_of_the_same_images_are_compared(two_tower_model, animal
     shutil.rmtree(pictures / "sky")
     succeed(*command, "--out", tmp_path / "fewer")
     refused = call_mlcd("evaluate", "compare", tmp_path / "simple", tmp_path / "fewer")
-    assert "not of the same images" in refused.stderr
+    assert "must have the same images" in refused.stderr
 
 
 def test_mcnemars_test_is_the_binomial_one():

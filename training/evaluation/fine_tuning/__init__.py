@@ -1,1 +1,1 @@
-"""End-to-end fine-tuning on a data set of classes, beside the linear probe."""
+"""End-to-end fine-tuning on a data set with classes, for comparison with the linear probe."""

@@ -30,7 +30,7 @@ _METRICS = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
 @click.option(
     "--hold-out",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="Share of each class that is tested on.  [default: 0.2, or what the folders say]",
+    help="Share of each class to test on.  [default: 0.2, or the split of the folders]",
 )
 @click.option("--split", type=LOCAL_PATH, help="A .json of the keys of train, val and test.")
 @click.option("--metric", type=click.Choice(_METRICS), default="accuracy", show_default=True)
@@ -38,7 +38,7 @@ _METRICS = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
     "--seen",
     "may_be_seen",
     is_flag=True,
-    help="Count test images that the tower has seen, and do not refuse them.",
+    help="Allow test images that the tower has seen, and count them.",
 )
 @unmatched_option
 @encoder_options
@@ -57,19 +57,19 @@ def evaluate_fine_tune(
     encoder: EncoderOptions,
     reporter: Reporter,
 ) -> None:
-    """Fine-tune all of a tower on a data set, and test it beside the linear probe.
+    """Fine-tune a whole tower on a data set, and compare it with the linear probe.
 
-    MODEL is what model.start of a training takes. a.b=c sets a key of the recipe finetune, such as
+    MODEL is a value of model.start in a recipe. a.b=c sets a key of the recipe finetune, such as
     schedule.steps=500. Both are trained and tested on the same images; `mlcd evaluate compare
-    OUT/linear-probe OUT/fine-tune` compares them image by image. The same command goes on after an
-    interruption.
+    OUT/linear-probe OUT/fine-tune` compares them image by image. After an interruption, run the
+    same command again to resume.
     """
     from mlcd.training.evaluation.fine_tuning.fine_tune import FineTuning, fine_tune
     from mlcd.training.evaluation.report import protocol_line, result_line
     from mlcd.training.evaluation.splits import read_split
 
     if split is not None and hold_out is not None:
-        raise click.UsageError("--split says what is held out: leave out --hold-out")
+        raise click.UsageError("--split already sets what is held out: leave out --hold-out")
     parts = None if split is None else read_split(split)
     request = FineTuning(
         images, parts, hold_out, cast("Metric", metric), overrides, may_be_seen, allow_unmatched

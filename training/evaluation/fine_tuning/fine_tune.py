@@ -1,7 +1,7 @@
-"""Fine-tuning through the trainer: what a tower reaches on a split if all of it is trained.
+"""Fine-tunes a whole tower with the trainer, and evaluates it on a split.
 
-Everything is an artifact below the output, so the same command goes on after an interruption:
-features and linear-probe of the tower as it is, labels of the images to train on, run, fine-tune.
+All results are artifacts in the output directory, so the same command resumes an interrupted run:
+features and linear-probe of the original tower, labels of the training images, run, fine-tune.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from mlcd.training.evaluation.splits import (
     check_probe_split,
     split_digest,
 )
-from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_make
+from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_create
 from mlcd.training.run.run_training import run_training
 from mlcd.types import SampleKey
 
@@ -52,9 +52,9 @@ RECIPE: Final = "finetune"
 class FineTuning:
     """A data set to fine-tune on.
 
-    split: the parts by keys. hold_out: the tested share if neither folders nor `split` tell it.
-    overrides: of the recipe. may_be_seen: test images that the tower has seen are counted instead
-    of refused. may_be_unmatched: so are keys of the split that match no image.
+    split: the parts by keys. hold_out: share to test on if neither folders nor `split` set it.
+    overrides: of the recipe. may_be_seen: count test images that the tower has seen, instead of
+    raising. may_be_unmatched: count keys of the split that match no image, instead of raising.
     """
 
     images: str
@@ -75,15 +75,15 @@ def fine_tune(
     announce: Callable[[str], None],
     reporter: Reporter,
 ) -> list[Record]:
-    """Returns the records of the linear probe of a model and of its tower fine-tuned.
+    """Returns the records of a model's linear probe and of its fine-tuned tower.
 
-    Both are trained on the same images and tested on the same. Raises InvalidInput for a split of
-    several folds, and for test images that the tower has seen.
+    Both are trained and tested on the same images. Raises InvalidInput for a split of several
+    folds, and for test images that the tower has seen.
     """
     if request.split is not None and len(request.split.folds) > 1:
         raise InvalidInput(
-            f"the split has {len(request.split.folds)} folds, and each would be a training",
-            remedy="give one of them as train",
+            f"fine-tuning requires a split with one fold, got {len(request.split.folds)}",
+            remedy="give one of the folds as train",
         )
     features = out / "features"
     silence_decoders()
@@ -110,13 +110,13 @@ def _hold_out(request: FineTuning) -> float:
 def _train_known(
     spec: str, request: FineTuning, samples: LabeledRows, out: Path, reporter: Reporter
 ) -> Artifact:
-    """Trains on the images that are not tested on, and returns the last checkpoint."""
+    """Trains on the images that are not in the test part, and returns the last checkpoint."""
     split = samples.split(_hold_out(request))
     check_probe_split(samples.class_names, split)
     names = sorted(set(samples.class_names))
-    number = {name: index for index, name in enumerate(names)}
+    class_ids = {name: index for index, name in enumerate(names)}
     class_of: dict[SampleKey, int] = {
-        samples.keys[row]: number[samples.class_names[row]]
+        samples.keys[row]: class_ids[samples.class_names[row]]
         for row in np.flatnonzero(split.known).tolist()
     }
 
@@ -131,20 +131,20 @@ def _train_known(
 
 
 def _config(spec: str, request: FineTuning, out: Path) -> RunConfig:
-    places = (
+    paths = (
         f"model.start={spec}",
         f"data.images={request.images}",
         f"data.labels={out / 'labels'}",
         "data.hold_out=0",
         f"out={out / 'run'}",
     )
-    return load_config(RECIPE, [*request.overrides, *places])
+    return load_config(RECIPE, [*request.overrides, *paths])
 
 
 def _classify_tested(
     checkpoint: Artifact, request: FineTuning, samples: LabeledRows, out: Path
 ) -> Record:
-    """Classifies the tested images by the nearest of the trained classes."""
+    """Classifies the test images by the nearest trained class center."""
     split = samples.split(_hold_out(request))
     rows = np.flatnonzero(split.test).tolist()
     keys = [samples.keys[row] for row in rows]
@@ -164,7 +164,7 @@ def _classify_tested(
         "split": digest,
     }
 
-    def make() -> tuple[Record, StoredOutcome]:
+    def create_record() -> tuple[Record, StoredOutcome]:
         tested = open_representation(
             checkpoint, images=request.images, listed=ListedKeys(keys, "the split")
         ).samples
@@ -191,15 +191,15 @@ def _classify_tested(
         assert measured.right is not None
         return record, StoredOutcome(keys, class_names, measured.right, {})
 
-    def describe(place: Path) -> Request:
+    def describe(path: Path) -> Request:
         parents = (
-            checkpoint.as_parent_of(place, "checkpoint"),
-            images_parent(open_source(request.images), place),
+            checkpoint.as_parent_of(path, "checkpoint"),
+            images_parent(open_source(request.images), path),
         )
         config: dict[str, Any] = {**settings, **({"seen": True} if request.may_be_seen else {})}
         return Request("evaluation", config, parents)
 
-    return find_or_make(out / "fine-tune", describe, make)
+    return find_or_create(out / "fine-tune", describe, create_record)
 
 
 def _digest(samples: LabeledRows, test: NDArray[np.bool_]) -> str:

@@ -1,1 +1,1 @@
-"""Pictures of what the patches of a tower have in common."""
+"""Pictures of the principal components of a tower's patch features."""

@@ -17,13 +17,13 @@ from mlcd.progress import Reporter
     type=click.IntRange(1),
     default=448,
     show_default=True,
-    help="Pixels; positions are resized to the grid.",
+    help="Side in pixels; the model's positions are resized to the grid.",
 )
 @click.option("--most", type=click.IntRange(1), default=8, show_default=True, help="Images.")
 @click.option(
     "--foreground",
     is_flag=True,
-    help="Color only the positive side of the first component, by components of its own.",
+    help="Color only patches on the positive side of the first component, by their own components.",
 )
 @reporter_option
 def evaluate_pca(
@@ -38,8 +38,8 @@ def evaluate_pca(
 ) -> None:
     """Draw the patches of images in the colors of their three principal components.
 
-    MODEL is a run, a checkpoint, a model artifact with weights, or other weights as `mlcd export`
-    takes them. Patches at the border are on the negative side of each component.
+    MODEL is a run, a checkpoint, a model artifact with weights, or other weights that `mlcd export`
+    accepts. The sign of each component is chosen so that patches at the border are negative.
     """
     from mlcd.training.evaluation.patches.picture import draw
 

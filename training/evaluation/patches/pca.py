@@ -2,8 +2,8 @@
 
 Shapes: N images, P patches of each (rows of its grid from the top), W width.
 
-The sign of a component is arbitrary, so it is fixed: patches at the border, mostly background, are
-on its negative side.
+The sign of a component is arbitrary, so it is chosen such that patches at the border, mostly
+background, are on its negative side.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlcd.errors import InvalidInput
 
 NUM: Final = 3
-_TIE: Final = 1e-9  # of a component's deviation
+_TIE: Final = 1e-9  # relative to a component's standard deviation
 
 _Rows = NDArray[np.float64]
 
@@ -24,8 +24,8 @@ _Rows = NDArray[np.float64]
 class Components:
     """The principal components of a set of rows.
 
-    mean: [W]. axes: [3, W], of unit length, the largest variance first. shares: [3], of the
-    variance.
+    mean: [W]. axes: [3, W], of unit length, by descending variance. shares: [3], shares of the
+    total variance.
     """
 
     mean: _Rows
@@ -33,17 +33,17 @@ class Components:
     shares: _Rows
 
     def project(self, rows: _Rows) -> _Rows:
-        """Returns [..., 3] of rows [..., W]."""
+        """Returns the components [..., 3] of rows [..., W]."""
         projected: _Rows = (rows - self.mean) @ self.axes.T
         return projected
 
 
 @dataclass(frozen=True)
-class Colored:
+class ColoredPatches:
     """The patches of all images as colors.
 
-    colors: uint8 [N, P, 3], black where a patch is background. foreground: bool [N, P]. shares: of
-    the variance of what is colored.
+    colors: uint8 [N, P, 3], black for background patches. foreground: bool [N, P]. shares: the
+    components' shares of the variance of the colored patches.
     """
 
     colors: NDArray[np.uint8]
@@ -52,16 +52,17 @@ class Colored:
 
 
 def border_of(side: int) -> NDArray[np.bool_]:
-    """Returns [side * side]: the patches at the border of a grid."""
+    """Returns a mask [side * side] of the patches at the border of a grid."""
     border = np.ones((side, side), dtype=np.bool_)
     border[1:-1, 1:-1] = False
     return border.reshape(-1)
 
 
 def components(rows: _Rows, border: NDArray[np.bool_]) -> Components:
-    """Returns the components of rows [n, W]; border: bool [n], those on the negative side.
+    """Returns the principal components of rows [n, W].
 
-    Raises InvalidInput for rows that do not span three dimensions.
+    border: bool [n], rows that should be on the negative side. Raises InvalidInput for W below 3 or
+    equal rows.
     """
     mean = rows.mean(axis=0)
     centered = rows - mean
@@ -69,7 +70,7 @@ def components(rows: _Rows, border: NDArray[np.bool_]) -> Components:
     variances, axes = variances[::-1][:NUM], vectors.T[::-1][:NUM]
     total = float(np.square(centered).sum() / len(rows))
     if len(axes) < NUM or not total > 0:
-        raise InvalidInput("the patches are all alike", remedy="give other images")
+        raise InvalidInput("the patches are all equal", remedy="give other images")
     signs = [
         _sign(axis, centered[border] @ axis, float(np.sqrt(max(variance, 0.0))))
         for axis, variance in zip(axes, variances, strict=True)
@@ -78,9 +79,9 @@ def components(rows: _Rows, border: NDArray[np.bool_]) -> Components:
 
 
 def _sign(axis: _Rows, at_border: _Rows, deviation: float) -> float:
-    """Returns the factor that puts the border on the negative side of an axis.
+    """Returns the sign that puts the border on the negative side of an axis.
 
-    If the border is on neither, the largest entry of the axis is made positive.
+    If the border's mean is 0, the sign makes the largest entry of the axis positive.
     """
     mean = float(at_border.mean()) if len(at_border) else 0.0
     if abs(mean) > _TIE * deviation:
@@ -88,23 +89,23 @@ def _sign(axis: _Rows, at_border: _Rows, deviation: float) -> float:
     return 1.0 if axis[np.abs(axis).argmax()] > 0 else -1.0
 
 
-def color_patches(patches: NDArray[np.floating], side: int, *, foreground: bool) -> Colored:
+def color_patches(patches: NDArray[np.floating], side: int, *, foreground: bool) -> ColoredPatches:
     """Returns the patches [N, P, W] of grids of `side` as colors; P is side squared.
 
-    Each component is stretched from its smallest to its largest value. foreground: only patches on
-    the positive side of the first component are colored, by components of their own. Raises
-    InvalidInput for patches that are all alike.
+    Each component is scaled from its smallest to its largest value. foreground: color only patches
+    on the positive side of the first component, by their own components. Raises InvalidInput if
+    all patches are equal.
     """
     rows = patches.astype(np.float64)
     border = np.broadcast_to(border_of(side), rows.shape[:2])
-    shown = np.ones(rows.shape[:2], dtype=np.bool_)
+    is_colored = np.ones(rows.shape[:2], dtype=np.bool_)
     principal = components(rows.reshape(-1, rows.shape[-1]), border.reshape(-1))
     if foreground:
-        shown = principal.project(rows)[..., 0] > 0
-        principal = components(rows[shown], border[shown])
-    values = principal.project(rows[shown])
+        is_colored = principal.project(rows)[..., 0] > 0
+        principal = components(rows[is_colored], border[is_colored])
+    values = principal.project(rows[is_colored])
     low, high = values.min(axis=0), values.max(axis=0)
     spread = np.where(high > low, high - low, 1.0)
     colors = np.zeros((*rows.shape[:2], NUM), dtype=np.uint8)
-    colors[shown] = np.rint(255 * (values - low) / spread)
-    return Colored(colors, shown, tuple(principal.shares.tolist()))
+    colors[is_colored] = np.rint(255 * (values - low) / spread)
+    return ColoredPatches(colors, is_colored, tuple(principal.shares.tolist()))

@@ -1,4 +1,4 @@
-"""The picture of some images: each above the colors of its patches."""
+"""Draws images, each above the colors of its patches."""
 
 import hashlib
 import io
@@ -21,14 +21,17 @@ from mlcd.images.quiet import silence_decoders
 from mlcd.images.sources import open_source
 from mlcd.models.servable import Servable
 from mlcd.models.zoo import LoadOptions, at_resolution
-from mlcd.training.evaluation.patches.pca import Colored, color_patches
+from mlcd.training.evaluation.patches.pca import ColoredPatches, color_patches
 
 _SUFFIXES: Final = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A picture that was made, and what it shows."""
+class DrawnPicture:
+    """A picture that was drawn, and its contents.
+
+    shares: of the variance, by component.
+    """
 
     path: Path
     keys: list[str]
@@ -49,15 +52,17 @@ class Drawn:
         return f"{self.path}: {len(self.keys)} images, {shares} % of variance\nprotocol: {protocol}"
 
 
-def draw(spec: str, location: str, path: Path, *, side: int, num: int, foreground: bool) -> Drawn:
-    """Draws the patches of the first `num` images at a place, each `side` pixels wide.
+def draw(
+    spec: str, location: str, path: Path, *, side: int, num: int, foreground: bool
+) -> DrawnPicture:
+    """Draws the patches of the first `num` images at a location, each `side` pixels wide.
 
-    Raises ConfigInvalid for a side that cannot be cut into patches, or for a suffix of other
-    files, and InvalidInput if no image can be used.
+    Raises ConfigInvalid for a side that is not a multiple of the patch size or an unknown suffix,
+    and InvalidInput if no image can be decoded.
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise ConfigInvalid(
-            f"the output needs the suffix {', '.join(_SUFFIXES)}, got {path}",
+            f"--out must have one of the suffixes {', '.join(_SUFFIXES)}, got {path}",
             remedy=f"call it {path.stem}.png",
         )
     model = load_weights(find_weights(spec, path.parent, LoadOptions(), text=False), spec)
@@ -65,8 +70,8 @@ def draw(spec: str, location: str, path: Path, *, side: int, num: int, foregroun
     if side % config.patch_size:
         below = side // config.patch_size * config.patch_size
         raise ConfigInvalid(
-            f"--side must be a multiple of the patches of {spec}, which have {config.patch_size}"
-            f" pixels, got {side}",
+            f"--side must be a multiple of the patch size {config.patch_size} of {spec}, got"
+            f" {side}",
             remedy=f"give --side {below or config.patch_size}",
         )
     fingerprint = model.fingerprint()
@@ -89,12 +94,12 @@ def draw(spec: str, location: str, path: Path, *, side: int, num: int, foregroun
         "fingerprint": fingerprint,
         "split": _digest(images),
     }
-    return Drawn(path, [image.entry.key for image in images], protocol, colored.shares)
+    return DrawnPicture(path, [image.entry.key for image in images], protocol, colored.shares)
 
 
 @torch.no_grad()
 def embed_patches(model: Servable, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Returns [N, P, W] of pixels [N, 3, S, S], after the last norm."""
+    """Returns patch features [N, P, W], after the last norm, of pixels [N, 3, S, S]."""
     rows = [
         model.trunk.norm_post(model.embed(torch.from_numpy(image[None]), "patches"))
         for image in pixels
@@ -104,7 +109,7 @@ def embed_patches(model: Servable, pixels: NDArray[np.uint8]) -> NDArray[np.floa
 
 
 def _prepare_images(location: str, model: Servable, num: int) -> Iterator[Prepared]:
-    """Yields the first images that can be decoded."""
+    """Yields the first `num` images that can be decoded."""
     silence_decoders()
     source = open_source(location)
     source.check_not_empty()
@@ -121,7 +126,7 @@ def _prepare_images(location: str, model: Servable, num: int) -> Iterator[Prepar
         raise InvalidInput(f"no image of {location} can be decoded")
 
 
-def _render(pixels: NDArray[np.uint8], colored: Colored, grid: int) -> Image.Image:
+def _render(pixels: NDArray[np.uint8], colored: ColoredPatches, grid: int) -> Image.Image:
     side = pixels.shape[-1]
     photographs = np.concatenate(list(pixels.transpose(0, 2, 3, 1)), axis=1)
     squares = colored.colors.reshape(len(pixels), grid, grid, 3)

@@ -1,1 +1,1 @@
-"""The variants of ImageNet: their class maps, and zero-shot classification among these classes."""
+"""The variants of ImageNet: their class maps, and zero-shot classification on them."""

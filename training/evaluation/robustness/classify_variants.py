@@ -1,4 +1,4 @@
-"""Zero-shot classification of the variants of ImageNet that are there, each among its classes."""
+"""Zero-shot classification of the present variants of ImageNet, each among its own classes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.progress import Reporter
 from mlcd.training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
 from mlcd.training.evaluation.stored_results import Record
-from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_classes
+from mlcd.training.evaluation.texts.evaluate import TextEvaluation, evaluate_classes
 from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from mlcd.training.evaluation.texts.tested import Tested, TestedClasses, open_tested
 
 _IMAGES: Final = "images"
-_SEVEN: Final = "simple"  # those that CLIP's prompts for ImageNet were reduced to
+_SEVEN: Final = "simple"  # the seven templates selected from CLIP's 80 for ImageNet
 
 
 @dataclass(frozen=True)
 class Robustness:
-    """The findings: a record for each variant, or why there is none, and the missing variants."""
+    """The results: by variant a record, or the reason why there is none, and missing variants."""
 
     records: dict[str, Record]
     reasons: dict[str, str]
@@ -41,22 +41,22 @@ def run_robustness(
     announce: Callable[[str], None],
     reporter: Reporter,
 ) -> Robustness:
-    """Evaluates a model on the variants below `data`; a damaged one gets a reason for a number.
+    """Evaluates a model on the variants in `data`; a damaged variant gets a reason, not a record.
 
-    Raises NotFound if none is there.
+    Raises NotFound if no variant is in `data`.
     """
     present = [variant for variant in VARIANTS if (data / variant.name).is_dir()]
     if not present:
         raise NotFound(
-            f"{data} has none of {', '.join(variant.name for variant in VARIANTS)}",
-            remedy="docs/how-to/evaluate-texts.md says where files lie",
+            f"{data} must contain one of {', '.join(variant.name for variant in VARIANTS)}",
+            remedy="docs/how-to/evaluate-texts.md describes the layout of the files",
         )
     records: dict[str, Record] = {}
     reasons: dict[str, str] = {}
     with open_model(spec, options, announce) as model:
         for variant in present:
-            place = None if out is None else out / variant.name
-            measure = partial(_measure, model, variant, data, place, reporter)
+            out_of_variant = None if out is None else out / variant.name
+            measure = partial(_measure, model, variant, data, out_of_variant, reporter)
             try:
                 records[variant.name] = measure(may_be_seen=may_be_seen)
             except MlcdError as error:
@@ -81,7 +81,7 @@ def _measure(
     chosen = choose_classes(tested, classes, variant)
     return evaluate_classes(
         model,
-        Asked(tested, may_be_seen, out),
+        TextEvaluation(tested, may_be_seen, out),
         chosen,
         [(classes.names[folder_id],) for folder_id in chosen.folders],
         _prompts(variant),
@@ -97,10 +97,10 @@ def _prompts(variant: Variant) -> Prompts:
 
 
 def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> TestedClasses:
-    """Returns the images of a variant's classes; the classifier knows these classes alone.
+    """Returns the images of a variant's classes, with only these classes for the classifier.
 
-    Raises InvalidInput for a folder that is not a class, a class that is missing, and another
-    number of images than was published.
+    Raises InvalidInput for a folder that is not a class, for a missing class, and for another
+    number of images than published.
     """
     folders = [None if name is None else name.rpartition("/")[2] for name in tested.class_names]
     unknown = next(
@@ -109,7 +109,7 @@ def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> Teste
     if unknown is not None and not classes.partial:
         raise InvalidInput(
             f"the folder {unknown} is not a class of {variant.title}",
-            remedy="are the folders those published?",
+            remedy="use the folders of the published data set",
         )
     class_ids = [classes.class_of.get(folder or "") for folder in folders]
     if missing := sorted(set(classes.names) - set(class_ids)):
@@ -118,12 +118,12 @@ def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> Teste
             f"{len(classes.names)} classes)",
             remedy="restore them",
         )
-    places = np.flatnonzero([folder is not None for folder in class_ids])
-    if len(places) != variant.images:
+    indices = np.flatnonzero([folder is not None for folder in class_ids])
+    if len(indices) != variant.images:
         raise InvalidInput(
-            f"{variant.title} has {len(places)} images, not {variant.images}",
-            remedy="is anything missing?",
+            f"{variant.title} must have {variant.images} images, got {len(indices)}",
+            remedy="restore the published data set",
         )
     return TestedClasses(
-        places, [number for number in class_ids if number is not None], list(classes.names)
+        indices, [class_id for class_id in class_ids if class_id is not None], list(classes.names)
     )

@@ -21,7 +21,7 @@ from mlcd.progress import Reporter
     "--seen",
     "may_be_seen",
     is_flag=True,
-    help="Count test images that the model's run has seen, and do not refuse them.",
+    help="Allow test images that the model's run has seen, and count them.",
 )
 @click.option("--out", type=LOCAL_PATH, help="Also write each result as an artifact.")
 @encoder_options
@@ -37,7 +37,7 @@ def evaluate_robustness(
 ) -> None:
     """Classify the variants of ImageNet by texts, each among its own classes.
 
-    MODEL is as for zero-shot. Of the variants all that are there are measured.
+    MODEL is as for zero-shot. All variants that are in --data are evaluated.
     """
     from mlcd.training.evaluation.report import protocol_line, result_line
     from mlcd.training.evaluation.robustness.classify_variants import run_robustness
@@ -55,8 +55,8 @@ def evaluate_robustness(
         f"{name}: {result_line(record)}\n{protocol_line(record)}"
         for name, record in robustness.records.items()
     ]
-    lines += [f"{name}: no number: {reason}" for name, reason in robustness.reasons.items()]
-    lines.append(f"not there: {', '.join(robustness.missing) or 'none'}")
+    lines += [f"{name}: not evaluated: {reason}" for name, reason in robustness.reasons.items()]
+    lines.append(f"missing: {', '.join(robustness.missing) or 'none'}")
     facts = {
         "results": robustness.records,
         "reasons": robustness.reasons,

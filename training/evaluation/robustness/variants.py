@@ -1,11 +1,11 @@
-"""The variants of ImageNet, and the class that each of their folders is.
+"""The variants of ImageNet, and the classes of their folders.
 
-    DATA/imagenet_v2/0/*.jpeg            the index of the class, in the order of WordNet's ids
+    DATA/imagenet_v2/0/*.jpeg            index of the class, in the order of WordNet's ids
     DATA/imagenet_a/n01498041/*.jpg      WordNet's id; also imagenet_r and imagenet_sketch
     DATA/objectnet/images/alarm_clock/*  ObjectNet's own names
-    DATA/objectnet/mappings/*.json       the names, and those of ImageNet's classes: the data set's
+    DATA/objectnet/mappings/*.json       class names and ImageNet classes, from the data set
 
-ObjectNet's map is read from the data set itself; the others are in
+ObjectNet's map is read from the data set itself; the other maps are in
 `mlcd.training.evaluation.texts.imagenet`.
 """
 
@@ -26,9 +26,9 @@ _OVERLAP: Final = "objectnet_to_imagenet_1k.json"
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant, with the number of its images and classes as published.
+    """One variant, with its published numbers of images and classes.
 
-    templates: the set of its prompts.
+    templates: prompt templates; None uses the set `simple`.
     """
 
     name: str
@@ -52,8 +52,8 @@ VARIANTS: Final = (
 class ClassMap:
     """The classes of a variant.
 
-    names: of each class, by its id. class_of: the id by folder. Images of other folders are left
-    out if `partial`, and refused otherwise.
+    names: class name by id. class_of: class id by folder. partial: leave out images of other
+    folders, instead of raising.
     """
 
     names: Mapping[str, str]
@@ -67,12 +67,12 @@ class ClassMap:
 
 
 def class_map(variant: Variant, folder: Path) -> ClassMap:
-    """Returns the classes of a variant that lies in `folder`.
+    """Returns the classes of the variant in `folder`.
 
-    Raises NotFound or InvalidInput for a map of ObjectNet that is missing or damaged.
+    Raises NotFound or InvalidInput if ObjectNet's map is missing or damaged.
     """
     if variant.name == _OBJECTNET:
-        return _objectnet(folder / "mappings")
+        return _read_objectnet(folder / "mappings")
     names = imagenet_names()
     if variant.name == "imagenet_v2":
         return ClassMap(names, {str(index): wnid for index, wnid in enumerate(names)})
@@ -80,8 +80,8 @@ def class_map(variant: Variant, folder: Path) -> ClassMap:
     return ClassMap({wnid: names[wnid] for wnid in chosen}, {wnid: wnid for wnid in chosen})
 
 
-def _objectnet(mappings: Path) -> ClassMap:
-    """Returns the classes that ObjectNet shares with ImageNet, by its own names."""
+def _read_objectnet(mappings: Path) -> ClassMap:
+    """Returns the classes that ObjectNet shares with ImageNet, with ObjectNet's names."""
     labels, overlap = (_read(mappings / name) for name in (_LABELS, _OVERLAP))
     folder_of = {label: folder for folder, label in labels.items()}
     unknown = next((label for label in overlap if label not in folder_of), None)
@@ -96,7 +96,7 @@ def _objectnet(mappings: Path) -> ClassMap:
 
 def _read(path: Path) -> dict[str, str]:
     if not path.is_file():
-        raise NotFound(f"{path} is missing", remedy="it is a file of the data set itself")
+        raise NotFound(f"{path} is missing", remedy="restore it from the data set")
     try:
         texts = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -1,1 +1,1 @@
-"""The data sets of CLIP's evaluation: their definitions, and the run of all that are there."""
+"""The data sets of CLIP's evaluation: their definitions, and the evaluation of present ones."""

@@ -17,17 +17,20 @@ from mlcd.progress import Reporter
 
 @click.command("suite")
 @click.option(
-    "--data", type=LOCAL_PATH, required=True, help="The folder of data sets, one folder each."
+    "--data",
+    type=LOCAL_PATH,
+    required=True,
+    help="The folder of data sets, with one folder for each.",
 )
 @click.option(
     "--model",
     "models",
     required=True,
     multiple=True,
-    help="As for `mlcd embed`; may be given again.",
+    help="A model as for `mlcd embed`; repeatable.",
 )
 @click.option("--out", type=LOCAL_PATH, required=True, help="Features, results and the report.")
-@click.option("--set", "names", multiple=True, help="Only this data set; may be given again.")
+@click.option("--set", "names", multiple=True, help="Evaluate only this data set; repeatable.")
 @encoder_options
 @reporter_option
 def evaluate_suite(
@@ -38,10 +41,11 @@ def evaluate_suite(
     encoder: EncoderOptions,
     reporter: Reporter,
 ) -> None:
-    """Evaluate models on all data sets that are there, as CLIP's 26, into one report.
+    """Evaluate models on all data sets in a folder, such as CLIP's 26, and write one report.
 
-    Features are computed once. The linear probe has each data set's own metric and split; a model
-    of images and texts is measured zero-shot, too. The same command goes on after an interruption.
+    Features are computed once. The linear probe uses each data set's own metric and split; a model
+    with a text tower is also evaluated zero-shot. After an interruption, run the same command again
+    to resume.
     """
     from mlcd.training.evaluation.suite.run_suite import run_suites
     from mlcd.training.evaluation.suite.suite_report import facts, page, write_page

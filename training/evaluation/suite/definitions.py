@@ -1,6 +1,6 @@
-"""The 26 data sets of CLIP's linear probe, and ImageNet: sizes, metrics, and what goes wrong.
+"""The 26 data sets of CLIP's linear probe, and ImageNet: sizes, metrics, and pitfalls.
 
-Sizes are those of CLIP's table 9, but for the ones of which `trap` says otherwise.
+Sizes are from CLIP's table 9, unless `trap` says otherwise.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ SetMetric = Literal["accuracy", "mean-per-class", "mean-top1-top5", "roc-auc", "
 class DataSet:
     """One data set.
 
-    name: of its folder. classes, train, test: how many there are; train counts one fold, and
-    validation images too. trap: what makes other figures differ.
+    name: of its folder. classes, train, test: numbers of classes and images; train is the size of
+    one fold, including validation images. trap: why published results differ.
     """
 
     name: str
@@ -105,8 +105,8 @@ SETS: Final = {definition.name: definition for definition in _SETS}
 # The paper's average is over these.
 AVERAGED: Final = tuple(name for name in SETS if name != IMAGENET)
 
-# Figures of others: the model and its data, the mean of the probe over the 26 sets, ImageNet's
-# probe. They are of features before the projection.
+# Published results: model and its data, mean of the probe over the 26 sets, probe on ImageNet. They
+# use features before the projection.
 PUBLISHED: Final = (
     ("CLIP ViT-L/14 (WIT-400M)", 84.2, 83.9),
     ("OpenCLIP ViT-L/14 (LAION-400M)", 82.3, 82.1),

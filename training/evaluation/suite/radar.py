@@ -1,4 +1,4 @@
-"""A picture of a suite: an axis for each data set, and a ring for each model, in SVG."""
+"""Draws a suite as an SVG radar chart: an axis for each data set, a ring for each model."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,14 @@ _Point = tuple[float, float]
 
 
 def radar(axes: Sequence[str], rings: Mapping[str, Sequence[float | None]]) -> str:
-    """Returns the picture of shares in 0..1, of each model one for each axis.
+    """Returns the chart as SVG.
 
-    An axis without a figure is passed over. At least MIN_AXES axes.
+    axes: names of the data sets, at least MIN_AXES. rings: by model, a value in 0..1 for each axis;
+    None is skipped.
     """
     side = 2 * (_RADIUS + _MARGIN)
     height = side + _LINE * len(rings)
-    drawn = (_ring(number, values) for number, values in enumerate(rings.values()))
+    drawn = (_ring(index, values) for index, values in enumerate(rings.values()))
     size = f'viewBox="0 0 {side:g} {height:g}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">',
@@ -62,19 +63,19 @@ def _grid(axes: Sequence[str]) -> Iterator[str]:
         yield f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(name)}</text>'
 
 
-def _ring(number: int, values: Sequence[float | None]) -> str:
+def _ring(index: int, values: Sequence[float | None]) -> str:
     shown = [
         _at(axis, len(values), share) for axis, share in enumerate(values) if share is not None
     ]
-    color = _COLORS[number % len(_COLORS)]
+    color = _COLORS[index % len(_COLORS)]
     return (
         f'<polygon points="{_points(shown)}" fill="{color}" fill-opacity="0.08" stroke="{color}"/>'
     )
 
 
 def _legend(names: Sequence[str], top: float) -> Iterator[str]:
-    for number, name in enumerate(names):
-        y = top + _LINE * number
-        color = _COLORS[number % len(_COLORS)]
+    for index, name in enumerate(names):
+        y = top + _LINE * index
+        color = _COLORS[index % len(_COLORS)]
         yield f'<rect x="20" y="{y - 9:g}" width="10" height="10" fill="{color}"/>'
         yield f'<text x="36" y="{y:g}">{escape(name)}</text>'

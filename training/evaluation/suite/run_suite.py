@@ -1,7 +1,7 @@
-"""The run of all data sets that are there: features once, then each evaluation, then one report.
+"""Evaluates models on all present data sets: computes features once, then runs each evaluation.
 
-Everything is an artifact below the output, so the same command goes on after an interruption:
-MODEL/features/NAME, MODEL/linear-probe/NAME and MODEL/zero-shot/NAME; the report comes last.
+All results are artifacts in the output directory, so the same command resumes an interrupted run:
+MODEL/features/NAME, MODEL/linear-probe/NAME and MODEL/zero-shot/NAME. The report is written last.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from mlcd.training.evaluation.seen import find_seen
 from mlcd.training.evaluation.stored_results import Record
 from mlcd.training.evaluation.suite.definitions import SETS
 from mlcd.training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
-from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
+from mlcd.training.evaluation.texts.evaluate import TextEvaluation, evaluate_zero_shot
 from mlcd.training.evaluation.texts.imagenet import IMAGENET
 from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
@@ -46,10 +46,11 @@ _Made = TypeVar("_Made")
 
 @dataclass(frozen=True)
 class Line:
-    """The findings about one data set.
+    """The results of one model on one data set.
 
-    metric: its own, of both evaluations. seen: of its images, those that the model's run has seen,
-    and what is not known of that. reasons: by evaluation, why a number is missing.
+    metric: the data set's metric, for both evaluations. seen: numbers of images that the model's
+    run has seen, and unknown parts; None if unknown. reasons: why results are missing, by
+    evaluation.
     """
 
     name: str
@@ -66,9 +67,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Suite:
-    """The findings about one model: a line per data set that is there, and the rest.
+    """The results of one model: a line per present data set, and the names of missing ones.
 
-    model: its name, which no other model of the report has.
+    model: name of the model, unique in the report.
     """
 
     model: str
@@ -95,9 +96,9 @@ def run_suites(
     announce: Callable[[str], None],
     reporter: Reporter,
 ) -> list[Suite]:
-    """Evaluates each model on the data sets below `data`, or on those of these names.
+    """Evaluates each model on the data sets in `data`; a damaged one gets a reason, not results.
 
-    A data set that is damaged gets a reason instead of numbers. Raises NotFound if none is there.
+    names: data sets to evaluate; empty for all. Raises NotFound if no data set is present.
     """
     sets = _choose_sets(data, names)
     distinct = list(dict.fromkeys(specs))
@@ -116,7 +117,7 @@ def run_suites(
 class _Evaluated:
     """One model under evaluation.
 
-    path: that of `mlcd.encoders.open_encoder`. out: the place of all that is found about it.
+    path: argument of `mlcd.encoders.open_encoder`. out: directory of the model's results.
     """
 
     name: str
@@ -127,21 +128,21 @@ class _Evaluated:
     reporter: Reporter
 
     def suite(self, sets: Sequence[FoundSet], faults: Mapping[str, str]) -> Suite:
-        """Evaluates all data sets but those with faults, which get their fault for a reason."""
+        """Evaluates the data sets without faults; the others get their fault as the reason."""
         intact = [data_set for data_set in sets if data_set.name not in faults]
-        fingerprint, unread = self._embed(intact)
-        read = [data_set for data_set in intact if data_set.name not in unread]
+        fingerprint, unreadable = self._embed(intact)
+        readable = [data_set for data_set in intact if data_set.name not in unreadable]
         changed = {
             data_set.name: fault
-            for data_set in read
+            for data_set in readable
             if (fault := self._find_change(data_set)) is not None
         }
-        sound = [data_set for data_set in read if data_set.name not in changed]
-        reasons: dict[str, Record | str] = {**faults, **unread, **changed}
+        unchanged = [data_set for data_set in readable if data_set.name not in changed]
+        reasons: dict[str, Record | str] = {**faults, **unreadable, **changed}
         probes = {
-            data_set.name: _attempt(partial(self._probe, data_set)) for data_set in sound
+            data_set.name: _attempt(partial(self._probe, data_set)) for data_set in unchanged
         } | reasons
-        zero_shots = self._zero_shots(sound) | reasons
+        zero_shots = self._zero_shots(unchanged) | reasons
         artifact = _artifact(self.path)
         lines = [
             Line(
@@ -163,9 +164,9 @@ class _Evaluated:
         return self.out / "features" / data_set.name
 
     def _embed(self, sets: Sequence[FoundSet]) -> tuple[str, dict[str, str]]:
-        """Embeds the data sets, each into its artifact.
+        """Embeds each data set into its artifact.
 
-        Returns the model's fingerprint, and why a data set could not be embedded.
+        Returns the model's fingerprint, and the reasons of data sets that could not be embedded.
         """
         with closing(open_encoder(self.path, self.options)) as encoder:
 
@@ -181,7 +182,7 @@ class _Evaluated:
             }
 
     def _find_change(self, data_set: FoundSet) -> str | None:
-        """Returns how the images that were embedded differ from those that the data set states."""
+        """Returns how the embedded images differ from the checksums; None if they match."""
         features = EmbeddingsArtifact.open(self._features(data_set))
         try:
             check_hashes(data_set, dict(zip(features.keys, features.image_sha256, strict=True)))
@@ -220,10 +221,12 @@ class _Evaluated:
 
     def _zero_shot(self, model: ImagesAndTexts, data_set: FoundSet) -> Record:
         if data_set.labels is not None:
-            raise InvalidInput("zero-shot is for one class an image")
+            raise InvalidInput("zero-shot requires one class per image, got several labels")
         tested = open_tested(str(self._features(data_set)))
-        # The suite states what was seen beside the numbers.
-        request = Asked(tested, may_be_seen=True, out=self.out / "zero-shot" / data_set.name)
+        # The report shows the number of seen images beside the results.
+        request = TextEvaluation(
+            tested, may_be_seen=True, out=self.out / "zero-shot" / data_set.name
+        )
         return evaluate_zero_shot(model, request, _prompts(data_set), data_set.names, self.reporter)
 
 
@@ -243,8 +246,8 @@ def _choose_sets(data: Path, names: Sequence[str]) -> list[FoundSet]:
     chosen = [data_set for data_set in sets if not names or data_set.name in names]
     if not chosen:
         raise NotFound(
-            f"{data} needs at least one data set",
-            remedy="docs/how-to/suite.md says where files lie",
+            f"{data} must contain at least one data set",
+            remedy="docs/how-to/suite.md describes the layout of the files",
         )
     return chosen
 
@@ -254,7 +257,7 @@ def _labels(data_set: FoundSet) -> SeveralLabels | None:
 
 
 def _find_fault(data_set: FoundSet) -> str | None:
-    """Returns why a data set cannot be evaluated, None if it can."""
+    """Returns why a data set cannot be evaluated; None if it can."""
     try:
         source = open_source(str(data_set.images))
         source.check_not_empty()
@@ -265,7 +268,7 @@ def _find_fault(data_set: FoundSet) -> str | None:
 
 
 def _attempt(make: Callable[[], _Made]) -> _Made | str:
-    """Returns what is made, or why it cannot be."""
+    """Calls `make` and returns its result, or the message of its InvalidInput."""
     try:
         return make()
     except InvalidInput as error:
@@ -277,8 +280,8 @@ def _record(outcome: Record | str) -> Record | None:
 
 
 def _reasons(probe: Record | str, zero_shot: Record | str) -> dict[str, str]:
-    both = {"linear-probe": probe, "zero-shot": zero_shot}
-    return {name: outcome for name, outcome in both.items() if isinstance(outcome, str)}
+    outcomes = {"linear-probe": probe, "zero-shot": zero_shot}
+    return {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
 
 
 def _prompts(data_set: FoundSet) -> Prompts:
@@ -294,7 +297,7 @@ def _artifact(path: str) -> Artifact | None:
 
 
 def _count_seen(artifact: Artifact | None, features: Path) -> dict[str, Any] | None:
-    """Returns what the model's run has seen of all images of a data set; None if nothing tells."""
+    """Returns the numbers of a data set's images that the model's run has seen; None if unknown."""
     if artifact is None or not (features / MANIFEST).is_file():
         return None
     digests = digest_rows(EmbeddingsArtifact.open(features).image_sha256)

@@ -1,16 +1,16 @@
-"""The places of a data set's files, and the check that they are all of them.
+"""Finds the files of data sets, and checks that they are complete.
 
-    DATA/food101/train/apple_pie/*.jpg   images by class, of train and test, and of val if there is
+    DATA/food101/train/apple_pie/*.jpg   images by class, of train and test, and of val if any
     DATA/food101/test/apple_pie/*.jpg
     DATA/food101.zip                     the same in an archive
-    DATA/food101/data/train-*.parquet    as Hugging Face's hub has it, with the column label
-    DATA/food101/dataset_dict.json       as its save_to_disk writes it
-    DATA/voc2007/labels.jsonl            of several labels an image: path, labels, difficult
+    DATA/food101/data/train-*.parquet    the layout of Hugging Face's hub, with the column label
+    DATA/food101/dataset_dict.json       the layout of Hugging Face's save_to_disk
+    DATA/voc2007/labels.jsonl            several labels per image: path, labels, difficult
     DATA/splits/food101.json             the parts by keys ("train", "val", "test", or "folds"), and
                                          the names of classes by folder ("names")
     DATA/splits/food101.sha256           SHA-256 and key of each image, as sha256sum writes them
 
-Any other folder of DATA is a data set of the user's own, of which nothing is known.
+Any other folder of DATA is a data set of the user, without a definition to check.
 """
 
 import json
@@ -42,10 +42,11 @@ _PARTS: Final = ("train", "folds")
 
 @dataclass(frozen=True)
 class FoundSet:
-    """A data set that is there.
+    """A data set that is present.
 
-    definition: None for one of the user's own. images: its folder or archive. split: None for the
-    split of its folders. names: None for those of the folders. labels: None if images have classes.
+    definition: None for a user's data set. images: folder or archive. split: None uses the split of
+    the folders. names: class names; None uses the folders' names. labels: table of several labels
+    per image; None if images have classes. hashes: file of SHA-256 checksums, if any.
     """
 
     name: str
@@ -58,9 +59,9 @@ class FoundSet:
 
 
 def find_sets(data: Path) -> list[FoundSet]:
-    """Returns the data sets below a folder: those of CLIP in the order of its table, then others.
+    """Returns the data sets in a folder: CLIP's in the order of its table, then the user's.
 
-    Raises InvalidInput for a damaged file of splits.
+    Raises InvalidInput for a damaged split file.
     """
     present = {
         path.name if path.is_dir() else path.stem: path
@@ -70,8 +71,8 @@ def find_sets(data: Path) -> list[FoundSet]:
         and (path.is_dir() or path.suffix in _ARCHIVES)
     }
     published = [name for name in SETS if name in present]
-    own = [name for name in present if name not in SETS]
-    return [_describe_set(data, name, present[name]) for name in (*published, *own)]
+    user_sets = [name for name in present if name not in SETS]
+    return [_describe_set(data, name, present[name]) for name in (*published, *user_sets)]
 
 
 def _describe_set(data: Path, name: str, images: Path) -> FoundSet:
@@ -107,38 +108,38 @@ def _read_object(file: Path) -> dict[str, Any]:
 def check_set(data_set: FoundSet, source: Source, labels: SeveralLabels | None) -> None:
     """Raises InvalidInput naming what differs from the data set's definition.
 
-    Nothing is known of a data set of the user's own.
+    A user's data set is not checked.
     """
     if (definition := data_set.definition) is None:
         return
     if definition.metric == "map-11" and labels is None:
         raise InvalidInput(
-            f"{data_set.name} needs {LABELS}", remedy="its images have several labels"
+            f"{data_set.name} requires {LABELS}", remedy="add it: its images have several labels"
         )
     if definition.folds > 1 and data_set.split is None:
         raise InvalidInput(
-            f"{data_set.name} has {definition.folds} official folds",
+            f"{data_set.name} requires its {definition.folds} official folds",
             remedy=f"give them in {_SPLITS}/{data_set.name}.json",
         )
     for part, classes in _parts(data_set, source, labels).items():
         num = len(set(classes) if labels is None else labels.names)
         if num != definition.classes:
             raise InvalidInput(
-                f"{part} of {data_set.name} has {num} classes, not {definition.classes}",
-                remedy="is a class missing?",
+                f"{part} of {data_set.name} must have {definition.classes} classes, got {num}",
+                remedy="restore the missing classes",
             )
         expected = definition.test if part == "test" else definition.train
         if len(classes) != expected:
             raise InvalidInput(
-                f"{part} of {data_set.name} has {len(classes)} images, not {expected}",
-                remedy=f"is anything missing? {definition.trap}".strip(),
+                f"{part} of {data_set.name} must have {expected} images, got {len(classes)}",
+                remedy=f"restore the missing images. {definition.trap}".strip(),
             )
 
 
 def check_hashes(data_set: FoundSet, digests: Mapping[SampleKey, bytes]) -> None:
-    """Raises InvalidInput naming an image whose bytes are not those that the data set states.
+    """Raises InvalidInput naming an image whose checksum differs from the data set's.
 
-    digests: of the images that can be used. Images of which nothing is stated are not checked.
+    digests: of the images that can be decoded. Images without a checksum are not checked.
     """
     if data_set.hashes is None:
         return
@@ -148,17 +149,17 @@ def check_hashes(data_set: FoundSet, digests: Mapping[SampleKey, bytes]) -> None
         if (match := _HASH_LINE.fullmatch(line)) is None:
             raise InvalidInput(
                 f"line {number} of {data_set.hashes} must be a SHA-256 and a path",
-                remedy="write it by sha256sum in the data set's folder",
+                remedy="write it with sha256sum in the data set's folder",
             )
         digest, key = match.groups()
-        if (own := spelled.find(key)) is None:
+        if (image_key := spelled.find(key)) is None:
             raise InvalidInput(
                 f"{data_set.name} lacks a usable image {key}, which {data_set.hashes.name} lists",
-                remedy="restore it; is this the split that the hashes are of?",
+                remedy="restore it, or give the checksums of this split",
             )
-        if digests[own].hex() != digest:
+        if digests[image_key].hex() != digest:
             raise InvalidInput(
-                f"{key} of {data_set.name} is another file than {data_set.hashes.name} states",
+                f"{key} of {data_set.name} does not match its checksum in {data_set.hashes.name}",
                 remedy="restore it",
             )
 
@@ -166,9 +167,10 @@ def check_hashes(data_set: FoundSet, digests: Mapping[SampleKey, bytes]) -> None
 def _parts(
     data_set: FoundSet, source: Source, labels: SeveralLabels | None
 ) -> dict[str, list[str]]:
-    """Returns the class of every image of each part, "" if it has several; val belongs to train.
+    """Returns the classes of the images of each part; "" for an image with several labels.
 
-    Raises InvalidInput if no folders and no file tell the parts.
+    Validation images count as train. Raises InvalidInput if neither folders nor a file set the
+    parts.
     """
     if labels is None:
         entries = [entry for entry in source.entries if entry.class_name is not None]
@@ -180,12 +182,12 @@ def _parts(
     if data_set.split is not None:
         class_of = dict(zip(keys, names, strict=True))
         return {
-            part: _classes(data_set, part, of_part, class_of)
-            for part, of_part in _keys_of_parts(data_set.split).items()
+            part: _match_classes(data_set, part, part_keys, class_of)
+            for part, part_keys in _keys_of_parts(data_set.split).items()
         }
     if split is None:
         raise InvalidInput(
-            f"{data_set.name} needs folders train and test",
+            f"{data_set.name} requires folders train and test",
             remedy=f"make them, or give {_SPLITS}/{data_set.name}.json",
         )
     masks = {"train": split.known, "test": split.test}
@@ -202,7 +204,7 @@ def _keys_of_parts(split: SplitFile) -> dict[str, tuple[SampleKey, ...]]:
     return {**trained, "test": split.test}
 
 
-def _classes(
+def _match_classes(
     data_set: FoundSet, part: str, keys: Sequence[SampleKey], class_of: Mapping[SampleKey, str]
 ) -> list[str]:
     matched = match_keys(keys, list(class_of), f"{part} of {data_set.name}")
@@ -210,7 +212,7 @@ def _classes(
         raise InvalidInput(
             f"{part} of {data_set.name} names {matched.unmatched.first}, which is not there "
             f"({matched.unmatched.num} of {matched.unmatched.num_keys} keys)",
-            remedy="was the split made for these files?",
+            remedy="give the split that was made for these files",
         )
     names = list(class_of.values())
     return [names[index] for index in matched.indices.tolist()]

@@ -1,4 +1,4 @@
-"""The report of a suite: one table beside published figures, the same as JSON, and a picture."""
+"""Writes the report of a suite: tables beside published results, the same as JSON, and a chart."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -33,15 +33,15 @@ _COLUMNS: Final = (
 _PICTURE: Final = "report.svg"
 _KINDS: Final = (("probe", "linear probe"), ("zero_shot", "zero-shot"))
 _NOTE: Final = """
-Numbers are percent, with 95 % intervals over images. The probe is CLIP's protocol on embeddings as
-they are served; published figures are of features before the projection. Train, test and split are
-those of the probe: compare numbers only where the split is the same. Zero-shot tests all images of
-a data set without parts. `seen` counts the images of a data set that the model's run has seen.
+Numbers are percent, with 95 % intervals over images. The probe is CLIP's protocol on served
+embeddings; published figures use features before the projection. Train, test and split describe
+the probe: compare numbers only if the split is the same. Zero-shot tests all images of a data set
+without parts. `seen` counts the images of a data set that the model's run has seen.
 """
 
 
 def write_page(suites: Sequence[Suite], out: Path) -> None:
-    """Writes report.json, report.md and, of three data sets or more, report.svg into `out`."""
+    """Writes report.json, report.md and, for three or more data sets, report.svg into `out`."""
     text = json.dumps(facts(suites), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     write_synced(out / "report.json", text.encode())
     if (drawn := picture(suites)) is not None:
@@ -50,7 +50,7 @@ def write_page(suites: Sequence[Suite], out: Path) -> None:
 
 
 def facts(suites: Sequence[Suite]) -> dict[str, Any]:
-    """Returns all that the report says."""
+    """Returns the contents of the report as JSON fields."""
     return {"models": [{**suite.facts(), "means": means(suite)} for suite in suites]}
 
 
@@ -68,7 +68,7 @@ def page(suites: Sequence[Suite]) -> str:
             *_means_lines(suites),
             "",
             *_reasons(suites),
-            f"Not there: {', '.join(suites[0].missing) or 'none'}.",
+            f"Missing: {', '.join(suites[0].missing) or 'none'}.",
             "",
             *(f"{suite.model} has the fingerprint `{suite.fingerprint[:12]}`." for suite in suites),
             "",
@@ -77,7 +77,7 @@ def page(suites: Sequence[Suite]) -> str:
 
 
 def picture(suites: Sequence[Suite]) -> str | None:
-    """Returns the radar of the figures, None of fewer data sets than make a picture."""
+    """Returns the radar chart of the results; None if too few data sets have one."""
     names = [line.title for line in suites[0].lines]
     rings = {
         f"{suite.model}, {title}": values
@@ -100,7 +100,7 @@ def _share(line: Line, kind: str) -> float | None:
 
 
 def means(suite: Suite) -> dict[str, Any]:
-    """Returns the unweighted mean of CLIP's sets that are here, and how many those are."""
+    """Returns the unweighted mean over the present data sets of CLIP, and their number."""
     mean_of = {}
     for kind, _ in _KINDS:
         figures = [
@@ -113,7 +113,7 @@ def means(suite: Suite) -> dict[str, Any]:
 
 
 def main_figure(record: Record, metric: str | None = None) -> float:
-    """Returns the number that a record is about."""
+    """Returns the main metric of a record."""
     name = _name_of(record, metric)
     return float(record["metrics"][name])
 
@@ -150,7 +150,7 @@ def _row(model: str, line: Line) -> str:
 
 
 def _describe_seen(facts: dict[str, Any]) -> str:
-    unknown = "; not all is known" if facts["unknown"] else ""
+    unknown = "; partly unknown" if facts["unknown"] else ""
     return f"{facts['images']} of {facts['of']}{unknown}"
 
 
@@ -186,7 +186,7 @@ def _mean_row(suite: Suite, kind: str) -> str:
 
 
 def _reasons(suites: Sequence[Suite]) -> Iterator[str]:
-    """Yields why numbers are missing, each reason once: a fault of the data concerns all models."""
+    """Yields why results are missing; a reason that concerns all models is given once."""
     lines = [line for suite in suites for line in _reasons_of(suite)]
     yield from dict.fromkeys(lines)
     yield ""

@@ -1,1 +1,1 @@
-"""Evaluations of models with towers of images and texts: zero-shot classification and retrieval."""
+"""Evaluations of models with an image and a text tower: zero-shot classification, retrieval."""

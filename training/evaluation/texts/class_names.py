@@ -1,4 +1,4 @@
-"""The names of classes, which texts are made of: those of the folders, or those of a table."""
+"""The class names from which prompts are built: from the folders, or from a table."""
 
 import json
 import re
@@ -12,26 +12,27 @@ from mlcd.text_tables import csv_rows, decode_text
 from mlcd.training.evaluation.texts.clip_prompts import set_prompts
 from mlcd.training.evaluation.texts.imagenet import IMAGENET, imagenet_names
 
-# The names of each class, by the class's folder.
+# The names of each class, by its folder.
 NameTable: TypeAlias = Mapping[str, tuple[str, ...]]
 
-# The offsets of WordNet's nouns, which name the classes of ImageNet's files.
+# WordNet's ids of nouns, which are the class names of ImageNet's files.
 _WNID: Final = re.compile(r"n\d{8}")
-# Synsets are lists of synonyms. CLIP lost 4 points on ImageNet with them (openai/CLIP#246).
+# Separates the synonyms of a synset. As class names, synsets cost CLIP 4 points on ImageNet
+# (openai/CLIP#246).
 _SYNONYMS: Final = ", "
-_TABLE: Final = "give one with --names: a .json of folders to names, or a .csv of both"
+_TABLE: Final = "give names with --names: a .json of folders to names, or a .csv of both"
 
 
 def folder_of(name: str) -> str:
-    """Returns the folder of a class of this name, in the layout of the suite."""
+    """Returns the folder of the class `name`, in the layout of the suite."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 def table_of_set(name: str) -> NameTable:
-    """Returns CLIP's names of the classes of a data set, by folder.
+    """Returns CLIP's class names of a data set, by folder.
 
-    A class of several names may lie in the folder of any of them; ImageNet's lie in those of
-    WordNet's ids.
+    The folder of a class with several names may be any of them; ImageNet's folders are WordNet's
+    ids.
     """
     if name == IMAGENET:
         return {wnid: (name_of_class,) for wnid, name_of_class in imagenet_names().items()}
@@ -43,9 +44,9 @@ def table_of_set(name: str) -> NameTable:
 
 
 def read_names(spec: str) -> NameTable:
-    """Returns the names of a data set of CLIP's, or those of a .json or .csv file.
+    """Returns CLIP's class names of a data set, or the class names in a .json or .csv file.
 
-    A .csv has the folder in the first column, the name in the second and a header; a class of
+    A .csv has a header, the folder in the first column and the name in the second; a class with
     several names has several rows. Raises NotFound or InvalidInput.
     """
     if spec in set_prompts() or spec == IMAGENET:
@@ -57,19 +58,20 @@ def read_names(spec: str) -> NameTable:
         text = decode_text(path.read_bytes(), str(path))
         content = json.loads(text) if path.suffix == ".json" else _csv_rows(path, text)
     except (ValueError, RecursionError) as error:
-        raise _no_table(path, error) from error
+        raise _invalid_table(path, error) from error
     return check_table(path, content)
 
 
 def check_table(path: Path, content: Any) -> NameTable:
-    """Returns a table of an object of folders to names, or of pairs of both, that `path` states.
+    """Converts content, an object of folders to names or pairs of both, to a table.
 
-    Raises InvalidInput for another form, and for a name that nobody would say.
+    path: origin of the content, for messages. Raises InvalidInput for invalid content, and for an
+    empty name or a WordNet id or synset as a name.
     """
     try:
         rows = content if isinstance(content, list) and _are_pairs(content) else _pairs(content)
     except (TypeError, ValueError) as error:
-        raise _no_table(path, error) from error
+        raise _invalid_table(path, error) from error
     table: dict[str, list[str]] = {}
     for folder, name in rows:
         table.setdefault(normalize_class(folder), []).append(normalize_class(name))
@@ -81,21 +83,21 @@ def check_table(path: Path, content: Any) -> NameTable:
 def names_of(folders: Sequence[str], table: NameTable | None) -> list[tuple[str, ...]]:
     """Returns the names of each class.
 
-    Without a table it is that of the folder, with spaces for underscores. Raises InvalidInput for a
-    class without a name, for one that nobody would say, and for two classes of one name, which a
-    table of WordNet's ids may have, as CLIP's does: neither is ever right.
+    table: None uses the folder's name, with spaces for underscores. Raises InvalidInput for a class
+    without a name, for a WordNet id or synset as a name, and for two classes with the same name,
+    except in a table of WordNet's ids: CLIP's table for ImageNet has such classes.
     """
-    names_of_class = [_name_class(folder, table) for folder in folders]
+    class_names = [_name_class(folder, table) for folder in folders]
     owner: dict[str, str] = {}
-    for folder, names in zip(folders, names_of_class, strict=True):
+    for folder, names in zip(folders, class_names, strict=True):
         for name in names:
             first = owner.setdefault(name, folder)
             if first != folder and not (table and _WNID.fullmatch(folder)):
                 raise InvalidInput(
                     f"classes {first} and {folder} are both called {name!r}",
-                    remedy="give them names that tell them apart with --names",
+                    remedy="give them different names with --names",
                 )
-    return names_of_class
+    return class_names
 
 
 def _name_class(folder: str, table: NameTable | None) -> tuple[str, ...]:
@@ -120,17 +122,17 @@ def _check_names(path: Path, folder: str, names: Sequence[str]) -> None:
     if bad is not None:
         raise InvalidInput(
             f"{path}: {bad!r} cannot be a name of class {folder}",
-            remedy="give words that people use",
+            remedy="give a name in words",
         )
     joined = next((name for name in names if _SYNONYMS in name), None)
     if joined is not None and _WNID.fullmatch(folder):
         raise InvalidInput(
             f"{path}: {joined!r} lists the synonyms of {folder}",
-            remedy="give one name, or each in a row of its own",
+            remedy="give one name, or each name in its own row",
         )
 
 
-def _no_table(path: Path, error: Exception) -> InvalidInput:
+def _invalid_table(path: Path, error: Exception) -> InvalidInput:
     return InvalidInput(
         f"{path} is not a table of names: {error}",
         remedy='give {"folder": "name"}, ["several", "names"] where a class has them, or a .csv',

@@ -21,18 +21,18 @@ from mlcd.progress import Reporter
 _Command = Callable[..., None]
 
 _test = click.option(
-    "--test", required=True, help="The tested images, or embeddings of them by the same model."
+    "--test", required=True, help="The images to test on, or their embeddings by the same model."
 )
 
 
 def _common_options(command: _Command) -> _Command:
-    """Adds the options that both evaluations by texts take."""
+    """Adds the options that zero-shot and retrieval share."""
     decorators: list[Callable[[_Command], _Command]] = [
         click.option(
             "--seen",
             "may_be_seen",
             is_flag=True,
-            help="Count test images that the model's run has seen, and do not refuse them.",
+            help="Allow test images that the model's run has seen, and count them.",
         ),
         click.option("--out", type=ARTIFACT_OUT, help="Also write the results as an artifact."),
         encoder_options,
@@ -50,12 +50,12 @@ def _common_options(command: _Command) -> _Command:
     "--prompts",
     default="simple",
     show_default=True,
-    help="simple, clip, a data set of CLIP's such as food101, or a file of templates with {} in "
-    "the name's place.",
+    help="simple, clip, a data set of CLIP such as food101, or a file of templates with {} for the "
+    "name.",
 )
 @click.option(
     "--names",
-    help="A .json or .csv of folders to names, or a data set of CLIP's; default: the folders.",
+    help="A .json or .csv of folders to names, or a data set of CLIP; default: the folders' names.",
 )
 @_common_options
 def evaluate_zero_shot(
@@ -69,10 +69,10 @@ def evaluate_zero_shot(
     encoder: EncoderOptions,
     reporter: Reporter,
 ) -> None:
-    """Classify images by texts alone: each class by the mean of its prompts, as CLIP does.
+    """Classify images zero-shot, with each class as the mean of its prompts' embeddings, like CLIP.
 
-    MODEL embeds images and texts: a model artifact, other weights as `mlcd export` takes them, or
-    starter. Top-1, top-5 and the mean per class come with their 95 % intervals over images.
+    MODEL embeds images and texts: a model artifact, other weights that `mlcd export` accepts, or
+    starter. Prints top-1, top-5 and mean per class, with 95 % intervals over images.
     """
     from mlcd.training.evaluation.texts import evaluate
     from mlcd.training.evaluation.texts.class_names import read_names
@@ -81,7 +81,7 @@ def evaluate_zero_shot(
     from mlcd.training.evaluation.texts.tested import open_tested
 
     templates, table = read_prompts(prompts), None if names is None else read_names(names)
-    request = evaluate.Asked(open_tested(test), may_be_seen, out)
+    request = evaluate.TextEvaluation(open_tested(test), may_be_seen, out)
     with open_model(model, encoder, announce) as opened:
         record = evaluate.evaluate_zero_shot(opened, request, templates, table, reporter)
     _report(record, reporter)
@@ -93,13 +93,13 @@ def evaluate_zero_shot(
 @click.option(
     "--captions",
     type=LOCAL_PATH,
-    help="A .jsonl or .csv of paths and captions, or Karpathy's dataset_*.json; default: what lies "
+    help="A .jsonl or .csv of paths and captions, or Karpathy's dataset_*.json; default: captions "
     "beside the images.",
 )
 @click.option(
     "--captions-per-image",
     type=click.IntRange(1),
-    help="Take so many of an image's captions, the first ones.  [default: all]",
+    help="Use only the first captions of an image, up to this number.  [default: all]",
 )
 @unmatched_option
 @_common_options
@@ -115,19 +115,19 @@ def evaluate_retrieval(
     encoder: EncoderOptions,
     reporter: Reporter,
 ) -> None:
-    """Find images by captions and captions by images: R@1, R@5 and R@10 both ways.
+    """Retrieve images by captions and captions by images: R@1, R@5 and R@10 in both directions.
 
     An image is right if any of its captions is among the first K. Images without a caption are left
-    out. MODEL is as for zero-shot. Each number comes with its 95 % interval over images.
+    out. MODEL is as for zero-shot. Prints each metric with its 95 % interval over images.
     """
     from mlcd.training.evaluation.texts import evaluate
     from mlcd.training.evaluation.texts.images_and_texts import open_model
     from mlcd.training.evaluation.texts.tested import open_tested
     from mlcd.training.evaluation.texts.tested_captions import captions_of
 
-    request = evaluate.Asked(open_tested(test), may_be_seen, out)
+    request = evaluate.TextEvaluation(open_tested(test), may_be_seen, out)
     texts = captions_of(
-        request.tested, captions, most=captions_per_image, may_be_unmatched=allow_unmatched
+        request.tested, captions, max_captions=captions_per_image, may_be_unmatched=allow_unmatched
     )
     with open_model(model, encoder, announce) as opened:
         record = evaluate.evaluate_retrieval(opened, request, texts, reporter)
@@ -139,9 +139,9 @@ def evaluate_retrieval(
 @click.argument("second", type=ARTIFACT)
 @reporter_option
 def compare_evaluations(first: Path, second: Path, reporter: Reporter) -> None:
-    """Compare two evaluations of the same images, FIRST and SECOND, made with --out.
+    """Compare two evaluations of the same images, FIRST and SECOND, written with --out.
 
-    The difference of their shares of right images comes with its 95 % interval and with the p of
+    Prints the difference of their shares of right images, its 95 % interval, and the p-value of
     McNemar's exact test.
     """
     from mlcd.training.evaluation.compare import compare

@@ -1,4 +1,4 @@
-"""CLIP's classes and templates of 26 data sets, under its license, which lies with them."""
+"""CLIP's class names and templates of 26 data sets, under CLIP's license, which is beside them."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _FILE: Final = "prompts.json"
 class SetPrompts:
     """The prompts of a data set.
 
-    classes: the names of each class, one or more. templates: each with {} in a name's place.
+    classes: one or more names of each class. templates: each with {} for the name.
     """
 
     classes: tuple[tuple[str, ...], ...]
@@ -22,7 +22,7 @@ class SetPrompts:
 
 @cache
 def set_prompts() -> dict[str, SetPrompts]:
-    """Returns the prompts of each data set, by its name."""
+    """Returns the prompts of each data set, by name."""
     content = json.loads(files(__package__).joinpath(_FILE).read_text(encoding="utf-8"))
     return {
         name: SetPrompts(tuple(map(tuple, entry["classes"])), tuple(entry["templates"]))

@@ -1,4 +1,4 @@
-"""One evaluation by texts from its inputs to the record of its numbers and their protocol."""
+"""Runs zero-shot classification or retrieval, and returns the record of metrics and protocol."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from mlcd.errors import InvalidInput
 from mlcd.progress import Reporter
 from mlcd.training.evaluation.seen import check_seen, find_seen
 from mlcd.training.evaluation.splits import check_several_classes, split_digest
-from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_make
+from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_create
 from mlcd.training.evaluation.texts.class_names import NameTable, names_of
 from mlcd.training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 from mlcd.training.evaluation.texts.prompt_sets import Prompts
@@ -32,11 +32,11 @@ from mlcd.types import SampleKey
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The tested images of an evaluation by texts, and how its result is treated.
+class TextEvaluation:
+    """The test images of a zero-shot classification or retrieval.
 
-    may_be_seen: test images that the model's run has seen are counted instead of refused. out: the
-    place where the result is kept.
+    may_be_seen: count test images that the model's run has seen, instead of raising. out: path of
+    the artifact of the result; None stores none.
     """
 
     tested: Tested
@@ -46,7 +46,7 @@ class Asked:
 
 def evaluate_zero_shot(
     model: ImagesAndTexts,
-    request: Asked,
+    request: TextEvaluation,
     prompts: Prompts,
     table: NameTable | None,
     reporter: Reporter,
@@ -64,7 +64,7 @@ def evaluate_zero_shot(
 
 def evaluate_classes(
     model: ImagesAndTexts,
-    request: Asked,
+    request: TextEvaluation,
     chosen: TestedClasses,
     names: Sequence[tuple[str, ...]],
     prompts: Prompts,
@@ -73,8 +73,8 @@ def evaluate_classes(
 ) -> Record:
     """Returns the record of zero-shot classification of these images among these classes.
 
-    names: of each class of `chosen.folders`. facts: what decided the classes and their names.
-    Raises InvalidInput for images that the model's run has seen.
+    names: names of each class of `chosen.folders`. facts: protocol fields about the classes and
+    their names. Raises InvalidInput for images that the model's run has seen.
     """
     settings = {
         "kind": "zero-shot",
@@ -108,16 +108,19 @@ def evaluate_classes(
         )
         return record, StoredOutcome(images.keys, class_names, rank == 0, {"rank": rank})
 
-    return find_or_make(request.out, lambda out: _request(model, request, settings, out), make)
+    return find_or_create(request.out, lambda out: _request(model, request, settings, out), make)
 
 
 def evaluate_retrieval(
-    model: ImagesAndTexts, request: Asked, tested_captions: TestedCaptions, reporter: Reporter
+    model: ImagesAndTexts,
+    request: TextEvaluation,
+    tested_captions: TestedCaptions,
+    reporter: Reporter,
 ) -> Record:
-    """Returns the record of retrieval both ways.
+    """Returns the record of retrieval in both directions.
 
-    Images without a caption are left out. Raises InvalidInput if none has one, and for images that
-    the model's run has seen.
+    Images without a caption are left out. Raises InvalidInput if no image has a caption, and for
+    images that the model's run has seen.
     """
     captions = tested_captions.texts
     keys = request.tested.keys
@@ -125,16 +128,16 @@ def evaluate_retrieval(
     if not len(chosen):
         raise InvalidInput(
             f"no image of {request.tested.location} has a caption",
-            remedy="give them with --captions: a .jsonl or .csv with path and caption or captions",
+            remedy="give --captions: a .jsonl or .csv with path and caption or captions",
         )
     settings = {
         "kind": "retrieval",
-        "captions_sha256": captions_digest((keys[at], captions[at]) for at in chosen.tolist()),
+        "captions_sha256": captions_digest((keys[row], captions[row]) for row in chosen.tolist()),
     }
 
     def make() -> tuple[Record, StoredOutcome]:
         images = request.tested.rows(model, chosen, reporter)
-        caption_of = {keys[at]: captions[at] for at in chosen.tolist()}
+        caption_of = {keys[row]: captions[row] for row in chosen.tolist()}
         texts = [text for key in images.keys for text in caption_of[key]]
         counts = np.array([len(caption_of[key]) for key in images.keys])
         image_of = np.repeat(np.arange(len(images.keys)), counts)
@@ -148,29 +151,32 @@ def evaluate_retrieval(
         }
         figures = retrieval_figures(rank_of, image_of)
         record = _record(model, request, images, figures, protocol)
-        none = [None] * len(images.keys)
+        no_classes = [None] * len(images.keys)
         return record, StoredOutcome(
-            images.keys, none, rank_of.of_image == 0, {"rank": rank_of.of_image, "captions": counts}
+            images.keys,
+            no_classes,
+            rank_of.of_image == 0,
+            {"rank": rank_of.of_image, "captions": counts},
         )
 
-    return find_or_make(request.out, lambda out: _request(model, request, settings, out), make)
+    return find_or_create(request.out, lambda out: _request(model, request, settings, out), make)
 
 
 def captions_digest(captions: Iterable[tuple[SampleKey, Sequence[str]]]) -> str:
-    """Returns the SHA-256 over images and their captions, which tells whether results compare."""
+    """Returns the SHA-256 over images and their captions; results with the same digest compare."""
     rows = sorted((key, *texts) for key, texts in captions)
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> list[str]:
-    places = zip(chosen.chosen.tolist(), chosen.class_names, strict=True)
-    name_of = {tested.keys[place]: name for place, name in places}
+    pairs = zip(chosen.chosen.tolist(), chosen.class_names, strict=True)
+    name_of = {tested.keys[index]: name for index, name in pairs}
     return [name_of[key] for key in images.keys]
 
 
 def _record(
     model: ImagesAndTexts,
-    request: Asked,
+    request: TextEvaluation,
     images: ImageRows,
     figures: Figures,
     protocol: Mapping[str, Any],
@@ -200,7 +206,7 @@ def _record(
 
 
 def _request(
-    model: ImagesAndTexts, request: Asked, settings: Mapping[str, Any], out: Path
+    model: ImagesAndTexts, request: TextEvaluation, settings: Mapping[str, Any], out: Path
 ) -> Request:
     engine = {"engine": model.texts.engine, "precision": model.texts.precision}
     config = {**settings, **engine, **({"seen": True} if request.may_be_seen else {})}

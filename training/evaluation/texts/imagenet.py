@@ -1,6 +1,6 @@
-"""ImageNet's classes: WordNet's ids in their order, CLIP's names, and those of its variants.
+"""ImageNet's classes: WordNet's ids in order, CLIP's names, and the classes of its variants.
 
-imagenet.json says where they are from. CLIP calls two classes `missile` and two `sunglasses`.
+imagenet.json states their origin. CLIP calls two classes `missile` and two `sunglasses`.
 """
 
 import json
@@ -20,11 +20,11 @@ def _read_classes() -> dict[str, Any]:
 
 
 def imagenet_names() -> dict[str, str]:
-    """Returns CLIP's name of each of the 1,000 classes, by WordNet's id, in their order."""
+    """Returns CLIP's names of the 1,000 classes by WordNet's id, in the order of the ids."""
     return dict(_read_classes()["classes"])
 
 
 def variant_ids(variant: str) -> list[str]:
-    """Returns the ids of a variant's classes: imagenet_a and imagenet_r have 200, others all."""
+    """Returns the ids of a variant's classes: 200 of imagenet_a and imagenet_r, else all."""
     ids: list[str] = _read_classes().get(variant) or list(imagenet_names())
     return ids

@@ -1,4 +1,4 @@
-"""A model with both towers, as `mlcd embed` opens it, and its rows of images and texts."""
+"""A model with both towers, opened as in `mlcd embed`, and its embeddings of images and texts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,15 +26,16 @@ from mlcd.text_checks import check_text
 from mlcd.training.evaluation.representations import digest_rows
 from mlcd.types import Embeddings, SampleKey
 
-# Texts between two steps of the progress bar; the encoder cuts them into batches of like length.
+# Texts per step of the progress bar; the encoder splits them into batches of similar length.
 _CHUNK: Final = 256
 
 
 @dataclass(frozen=True)
 class ImageRows:
-    """The images that have a row.
+    """The embeddings of N images.
 
-    rows: [N, D]. keys: N. sha256: uint8 [N, 32], of the images. num_unusable: of those without.
+    rows: [N, D]. sha256: uint8 [N, 32], of the images. num_unusable: number of further images,
+    which could not be decoded.
     """
 
     rows: Embeddings
@@ -44,14 +45,14 @@ class ImageRows:
 
 
 class ImagesAndTexts:
-    """An opened model with a tower of texts; that of images is opened when it is needed."""
+    """An opened model with a text tower; the image tower is opened when it is needed."""
 
     def __init__(self, artifact: Artifact, texts: TextEncoder, options: EncoderOptions) -> None:
         self.artifact, self.texts = artifact, texts
         self._options = options
 
     def image_rows(self, source: Source, entries: Entries, reporter: Reporter) -> ImageRows:
-        """Encodes these images of a source. Raises InvalidInput if none can be used."""
+        """Encodes images of a source. Raises InvalidInput if no image can be decoded."""
         silence_decoders()
         with (
             closing(open_encoder(str(self.artifact.path), self._options)) as encoder,
@@ -74,7 +75,7 @@ class ImagesAndTexts:
         )
 
     def text_rows(self, texts: Sequence[str], reporter: Reporter) -> Embeddings:
-        """Encodes texts. Raises InvalidInput naming one that the model cannot read."""
+        """Encodes texts. Raises InvalidInput naming a text that the model cannot encode."""
         for text in texts:
             if isinstance(rejected := check_text(text, max_chars=MAX_CHARS), TextRejected):
                 raise InvalidInput(f"the text {text[:80]!r} cannot be used: {rejected.message}")
@@ -86,7 +87,9 @@ class ImagesAndTexts:
                 meter.advance(len(chunk))
         embeddings = np.concatenate(rows)
         for index in np.flatnonzero(~embeddings.any(axis=1))[:1]:
-            raise InvalidInput(f"{self.texts.name} finds nothing in {texts[index][:80]!r}")
+            raise InvalidInput(
+                f"{self.texts.name} has no embedding for the text {texts[index][:80]!r}"
+            )
         return embeddings
 
 

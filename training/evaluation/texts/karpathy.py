@@ -7,12 +7,11 @@ from mlcd.errors import InvalidInput
 
 
 def read_tested_captions(path: Path) -> tuple[tuple[list[str], list[str]], list[str]]:
-    """Returns the captions of the images in the test part, and the names of their images: with the
-    folder that COCO has an image in, and without.
+    """Returns ((image names with COCO's folder, image names without), captions) of the test part.
 
-    Raises InvalidInput if the file is not such a split.
+    All have one entry per caption. Raises InvalidInput if the file is not such a split.
     """
-    placed: list[str] = []
+    names_in_folders: list[str] = []
     names: list[str] = []
     captions: list[str] = []
     try:
@@ -23,13 +22,13 @@ def read_tested_captions(path: Path) -> tuple[tuple[list[str], list[str]], list[
                     [sentence["raw"] for sentence in image["sentences"]],
                 )
                 folder = image.get("filepath")
-                placed += [f"{folder}/{name}" if folder else name] * len(texts)
+                names_in_folders += [f"{folder}/{name}" if folder else name] * len(texts)
                 names += [name] * len(texts)
                 captions += texts
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
-            f"{path} is not a split of Karpathy's: it needs images with filename, split and"
+            f"{path} is not a split of Karpathy: it must have images with filename, split and"
             " sentences",
             remedy="give his dataset_coco.json or dataset_flickr30k.json, or a .jsonl or .csv",
         ) from error
-    return (placed, names), captions
+    return (names_in_folders, names), captions

@@ -1,4 +1,4 @@
-"""The prompts that a zero-shot classifier is built from: a known set of templates, or a file."""
+"""The prompt templates of a zero-shot classifier: a built-in set, or a file."""
 
 import hashlib
 import json
@@ -13,12 +13,12 @@ from mlcd.text_tables import decode_text, split_lines
 from mlcd.training.evaluation.texts.clip_prompts import set_prompts
 
 _SETS: Final = ("simple", "clip")
-_REMEDY: Final = "give simple, clip, a data set of CLIP's such as food101, or a .txt or .json file"
+_REMEDY: Final = "give simple, clip, a data set of CLIP such as food101, or a .txt or .json file"
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """A set of templates, each with {} in a name's place, and the name of the set."""
+    """A named set of templates, each with {} for the class name."""
 
     name: str
     templates: tuple[str, ...]
@@ -29,7 +29,7 @@ class Prompts:
 
 
 def read_prompts(spec: str) -> Prompts:
-    """Returns a set of templates by name, or those of a file: one a line, or a list in JSON.
+    """Returns a built-in set of templates, or those of a file: one per line, or a JSON list.
 
     Raises NotFound or InvalidInput.
     """
@@ -40,7 +40,7 @@ def read_prompts(spec: str) -> Prompts:
     path = Path(spec)
     if not path.is_file():
         raise NotFound(f"no prompts called {spec}", remedy=_REMEDY)
-    prompts = _templates(path)
+    prompts = _read_templates(path)
     for template in prompts:
         try:
             prompt(template, "")
@@ -50,11 +50,13 @@ def read_prompts(spec: str) -> Prompts:
                 remedy=f"put {PLACE} into it exactly once",
             ) from error
     if not prompts:
-        raise InvalidInput(f"{path} must hold at least one template", remedy="give one a line")
+        raise InvalidInput(
+            f"{path} must contain at least one template", remedy="give one template per line"
+        )
     return Prompts(path.name, tuple(prompts))
 
 
-def _templates(path: Path) -> list[str]:
+def _read_templates(path: Path) -> list[str]:
     try:
         text = normalize_class(decode_text(path.read_bytes(), str(path)))
         if path.suffix != ".json":

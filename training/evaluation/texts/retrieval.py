@@ -1,8 +1,8 @@
 """Retrieval of images by captions and of captions by images, where images have several captions.
 
-An image is found by its captions if any of them is among the first K (the hit rate of Karpathy's
-splits), a caption finds its image if that is among the first K. What is as near as the right one
-counts as nearer, so that equal rows never help.
+Image to text is right if any of the image's captions is among the first K (the hit rate of
+Karpathy's splits); text to image is right if the caption's image is among the first K. Ties count
+as nearer than the right result, so that equal rows never help.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from mlcd.training.evaluation.texts.zero_shot import Figures
 from mlcd.types import Embeddings
 
 CUTOFFS: Final = (1, 5, 10)
-_CELLS: Final = 1 << 24  # cosines in memory at one time
+_CELLS: Final = 1 << 24  # cosines in memory at a time
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The places of the right ones, from 0.
+    """The ranks of the right results, from 0.
 
-    of_image: [N], the place of an image's best caption among all captions but its own others.
-    of_caption: [M], the place of a caption's image among all images.
+    of_image: [N], rank of an image's best caption among the captions of other images. of_caption:
+    [M], rank of a caption's image among all images.
     """
 
     of_image: NDArray[np.int64]
@@ -39,16 +39,16 @@ def retrieval_ranks(
     *,
     cells: int = _CELLS,
 ) -> Ranks:
-    """Returns the ranks, from the cosines of a few images at a time with all captions.
+    """Returns the ranks, computed in blocks of images with all captions.
 
-    image_of: [M], the image of each caption, ascending; every image has one. cells: the size of
-    that block.
+    image_of: [M], index of each caption's image, ascending; every image has a caption. cells:
+    cosines per block.
     """
-    # Equal rows have equal cosines only if the sums are exact; float64 rounded to float32 is.
+    # Sums in float64, rounded to float32, are exact enough that equal rows get equal cosines.
     images_ND, captions_MD = images.astype(np.float64), captions.astype(np.float64)
-    own_M = np.einsum("md,md->m", images_ND[image_of], captions_MD).astype(np.float32)
+    right_M = np.einsum("md,md->m", images_ND[image_of], captions_MD).astype(np.float32)
     best_N = np.full(len(images), -np.inf, dtype=np.float32)
-    np.maximum.at(best_N, image_of, own_M)
+    np.maximum.at(best_N, image_of, right_M)
     of_image = np.empty(len(images), dtype=np.int64)
     of_caption = np.zeros(len(captions), dtype=np.int64)
     rows = max(1, cells // len(captions))
@@ -58,14 +58,14 @@ def retrieval_ranks(
         first, last = np.searchsorted(image_of, [start, stop])
         cosines[image_of[first:last] - start, np.arange(first, last)] = -np.inf
         of_image[start:stop] = np.count_nonzero(cosines >= best_N[start:stop, None], axis=1)
-        of_caption += np.count_nonzero(cosines >= own_M, axis=0)
+        of_caption += np.count_nonzero(cosines >= right_M, axis=0)
     return Ranks(of_image, of_caption)
 
 
 def retrieval_figures(ranks: Ranks, image_of: NDArray[np.int64]) -> Figures:
-    """Returns R@1, R@5 and R@10 both ways. Intervals are over images, each with all its captions.
+    """Returns R@1, R@5 and R@10 in both directions, with intervals over images and their captions.
 
-    image_of: [M], the image of each caption.
+    image_of: [M], index of each caption's image.
     """
     num_images = len(ranks.of_image)
     counts = np.bincount(image_of, minlength=num_images)

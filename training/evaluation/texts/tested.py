@@ -1,4 +1,4 @@
-"""The tested images of an evaluation by texts: those of a source, or an embeddings artifact."""
+"""The test images of zero-shot and retrieval: a source of images, or an embeddings artifact."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,9 +22,9 @@ from mlcd.types import SampleKey
 
 
 class Tested(Protocol):
-    """All images at a place, of which some are tested.
+    """All images at a location, from which the test images are chosen.
 
-    keys, class_names (None if not known): of all of them.
+    class_names: None for images of unknown class.
     """
 
     location: str
@@ -40,12 +40,12 @@ class Tested(Protocol):
     def rows(
         self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
     ) -> ImageRows:
-        """Returns the rows of the images at these places, of those that have one."""
+        """Returns the embeddings of the images at indices `chosen`, without undecodable images."""
         ...
 
 
 class TestedSource:
-    """The `Tested` protocol over a source, whose images are encoded."""
+    """Implements `Tested` for a source, whose images are encoded."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.location = source, source.location
@@ -68,7 +68,7 @@ class TestedSource:
 
 
 class TestedEmbeddings:
-    """The `Tested` protocol over an embeddings artifact of the same model."""
+    """Implements `Tested` for an embeddings artifact of the same model."""
 
     def __init__(self, embeddings: EmbeddingsArtifact) -> None:
         self.embeddings, self.location = embeddings, str(embeddings.artifact.path)
@@ -87,11 +87,11 @@ class TestedEmbeddings:
     def rows(
         self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
     ) -> ImageRows:
-        del reporter  # Reading takes no time.
+        del reporter  # reading is fast
         if self.embeddings.fingerprint != model.texts.fingerprint:
             raise ConfigInvalid(
                 f"{self.location} was not made by {model.artifact.path}",
-                remedy="embed the images with it, or give the images themselves",
+                remedy="embed the images with this model, or give the images themselves",
             )
         digests = self.embeddings.image_sha256
         return ImageRows(
@@ -102,7 +102,7 @@ class TestedEmbeddings:
 
 
 def open_tested(location: str) -> Tested:
-    """Opens an embeddings artifact, or images as `open_source` does."""
+    """Opens an embeddings artifact, or a source of images."""
     if (Path(location) / MANIFEST).is_file():
         return TestedEmbeddings(EmbeddingsArtifact.open(Path(location)))
     source = open_source(location)
@@ -112,10 +112,10 @@ def open_tested(location: str) -> Tested:
 
 @dataclass(frozen=True)
 class TestedClasses:
-    """The images of known class that are tested on.
+    """The n test images of known class.
 
-    chosen: [n], their places. class_names: n. folders: all classes there are, sorted, also those
-    that only other parts of a split have.
+    chosen: [n], their indices. folders: sorted classes of all images, including other parts of a
+    split.
     """
 
     chosen: NDArray[np.int64]
@@ -124,18 +124,20 @@ class TestedClasses:
 
 
 def choose_classes(tested: Tested) -> TestedClasses:
-    """Returns all images of known class, or those of the tested folder if folders are a split."""
-    places_known = np.flatnonzero([name is not None for name in tested.class_names])
-    if not len(places_known):
+    """Returns all images of known class, or the test folder's images if folders are a split."""
+    labeled_indices = np.flatnonzero([name is not None for name in tested.class_names])
+    if not len(labeled_indices):
         raise ConfigInvalid(
             f"no image of {tested.location} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
     class_names = [name for name in tested.class_names if name is not None]
     if (split := folder_split(class_names, tested.location)) is None:
-        return TestedClasses(places_known, class_names, sorted(set(class_names)))
-    folder_parts, within = split
-    places = np.flatnonzero(folder_parts.test)
+        return TestedClasses(labeled_indices, class_names, sorted(set(class_names)))
+    folder_parts, classes_in_parts = split
+    indices = np.flatnonzero(folder_parts.test)
     return TestedClasses(
-        places_known[places], [within[place] for place in places.tolist()], sorted(set(within))
+        labeled_indices[indices],
+        [classes_in_parts[index] for index in indices.tolist()],
+        sorted(set(classes_in_parts)),
     )

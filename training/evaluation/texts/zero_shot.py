@@ -1,6 +1,6 @@
-"""Zero-shot classification (Radford et al. 2021): the classes are texts, and the nearest one wins.
+"""Zero-shot classification (Radford et al. 2021): an image gets the class of the nearest text.
 
-A class stands for the mean of all its prompts, each of unit length, and is made a unit row again.
+A class is represented by the normalized mean of the unit embeddings of all its prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,19 +21,19 @@ TOP: Final = 5
 def class_prompts(
     names: Sequence[Sequence[str]], templates: Sequence[str]
 ) -> tuple[list[str], NDArray[np.int64]]:
-    """Returns the prompts of every name of every class, class by class, and their number each."""
+    """Returns all prompts, class by class, and the number of prompts of each class."""
     prompts = [
-        [prompt(template, name) for name in of_class for template in templates]
-        for of_class in names
+        [prompt(template, name) for name in names_of_class for template in templates]
+        for names_of_class in names
     ]
     return (
-        [text for of_class in prompts for text in of_class],
-        np.array([len(of_class) for of_class in prompts]),
+        [text for prompts_of_class in prompts for text in prompts_of_class],
+        np.array([len(prompts_of_class) for prompts_of_class in prompts]),
     )
 
 
 def classifier(rows: Embeddings, counts: NDArray[np.int64]) -> Embeddings:
-    """Returns a unit row for each class, [C, D], the mean of the prompts' unit rows.
+    """Returns a unit row for each class, [C, D]: the normalized mean of its prompts' unit rows.
 
     rows: [sum of counts, D], class by class.
     """
@@ -43,28 +43,28 @@ def classifier(rows: Embeddings, counts: NDArray[np.int64]) -> Embeddings:
 
 
 def ranks(images: Embeddings, classes: Embeddings, right: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns [N]: how many other classes are as near to each image as its own, or nearer.
+    """Returns ranks [N]: for each image the number of other classes as near as its own, or nearer.
 
-    Classes at the same distance count against the image: nothing is right by its place in a list.
+    Ties count against the image, so that no answer is right by the order of the classes.
     """
     cosines = (images.astype(np.float64) @ classes.T.astype(np.float64)).astype(np.float32)
-    own = cosines[np.arange(len(images)), right]
-    ahead: NDArray[np.int64] = np.count_nonzero(cosines >= own[:, None], axis=1) - 1
+    right_cosines = cosines[np.arange(len(images)), right]
+    ahead: NDArray[np.int64] = np.count_nonzero(cosines >= right_cosines[:, None], axis=1) - 1
     return ahead
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Metrics by name, and the 95 % interval of each that has one."""
+    """Metrics by name, and the 95 % intervals of some of them."""
 
     metrics: Mapping[str, float]
     intervals: Mapping[str, Interval]
 
 
 def zero_shot_figures(rank: NDArray[np.int64], right: NDArray[np.int64], num: int) -> Figures:
-    """Returns top-1, top-5 if there are more than five classes, and the mean per class.
+    """Returns top-1, mean per class, and top-5 if there are more than five classes.
 
-    rank, right (the class): [N]. num: the number of classes.
+    rank: [N]. right: [N], right classes. num: number of classes.
     """
     top1 = rank == 0
     measures: dict[str, Callable[[NDArray[np.int64]], float]] = {
@@ -76,8 +76,8 @@ def zero_shot_figures(rank: NDArray[np.int64], right: NDArray[np.int64], num: in
     if num > TOP:
         top5 = rank < TOP
         measures["zero_shot_top5"] = lambda chosen: float(top5[chosen].mean())
-    everything = np.arange(len(rank))
+    all_rows = np.arange(len(rank))
     return Figures(
-        {name: measure(everything) for name, measure in measures.items()},
+        {name: measure(all_rows) for name, measure in measures.items()},
         {name: bootstrap(measure, len(rank)) for name, measure in measures.items()},
     )
