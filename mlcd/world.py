@@ -190,7 +190,7 @@ def one_voice(world: World) -> Iterator[None]:
         return
     import torch.distributed as dist
 
-    # torchrun's store outlives a failed process; torch has no public access to it.
+    # torchrun's store outlives a failed process; torch lacks a public accessor.
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
     try:
         yield

@@ -26,7 +26,7 @@ def bring(path: Path, reporter: Stages = _SILENT) -> Path:
     """Updates the copy at `path` from the artifact at its URL, and returns the path; a path
     without a URL is returned unchanged.
 
-    Raises NotFound if the URL has no finished artifact, ArtifactInvalid if it is damaged.
+    Raises NotFound if the URL lacks a finished artifact, ArtifactInvalid if it is damaged.
     """
     if (url := url_of(path)) is None:
         return path

@@ -101,7 +101,7 @@ class Connection:
     async def events(
         self, path: str, *, headers: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[EventSource]:
-        """Opens a stream of server-sent events, without retries; a 204 has no events.
+        """Opens a stream of server-sent events, without retries; a 204 is empty.
 
         silence_s: longest time in seconds without a byte. Raises as `ask`, also while reading.
         """

@@ -47,7 +47,7 @@ def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTER
     """Opens the named arithmetic of the CPU over these centers, for products with blocks of so many
     of them.
 
-    Raises ConfigInvalid where torch is not installed, or the arithmetic has no room for so many
+    Raises ConfigInvalid where torch is not installed, or the arithmetic is too narrow for so many
     components.
     """
     if name == "numpy":

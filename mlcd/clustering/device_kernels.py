@@ -2,7 +2,7 @@
 
 A library's product writes a score for each row and center, and reading these again takes half as
 long as the product. These kernels keep them in registers, where only maxima are of interest, and
-skip what has no center. `mlcd.clustering.device_products` says what each computes.
+skip rows without a center. `mlcd.clustering.device_products` says what each computes.
 """
 
 from typing import Any, Final

@@ -113,7 +113,7 @@ class DeviceScan:
         """Returns the centers that may be among the `top` of each row.
 
         room: the tiles, and the groups, of which members are looked at, for each row. Where the
-        device has no memory left, no row is sure.
+        device is out of memory, no row is sure.
         """
         num_rows = max(1, _MEMBERS // (room * GROUP))
         with suppress(torch.cuda.OutOfMemoryError), self._stream(), torch.inference_mode():

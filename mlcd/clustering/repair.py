@@ -22,7 +22,7 @@ def next_centers(
     """Returns ([K, D] float32 unit means, number of centers replaced).
 
     Of equal centers all but the first are dropped, and the first counts their rows. Dropped
-    centers, and those of clusters that are empty or have no direction, move beside the center of
+    centers, and those of clusters that are empty or lack a direction, move beside the center of
     the largest cluster, which counts half from then on. The center that is split stays, so a repair
     never lowers the objective. `centers`, the present ones, stay where no cluster has a direction:
     rows that cancel out are no nearer to any other.

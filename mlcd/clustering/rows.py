@@ -205,7 +205,7 @@ class SelectedRows:
 class UnitRows:
     """The rows, checked and of unit length; a mean is subtracted first where one is given.
 
-    Raises InvalidInput naming the first row that holds NaN or Inf or has no direction.
+    Raises InvalidInput naming the first row that holds NaN or Inf or lacks a direction.
     """
 
     def __init__(self, rows: Rows, mean: NDArray[np.float32] | None = None) -> None:

@@ -43,7 +43,7 @@ class Generation:
 
 
 def empty_generation(dimension: int) -> Generation:
-    """Returns generation 0, which has no rows, of a new collection."""
+    """Returns the empty generation 0 of a new collection."""
     empty = np.empty((0, dimension), dtype=np.float32)
     return Generation(0, np.empty(0, dtype=np.int64), empty, Tuned("flat", None, None, None))
 

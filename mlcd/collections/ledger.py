@@ -163,7 +163,7 @@ class Ledger:
         return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
 
     def _add_seal(self) -> None:
-        """Upgrades a ledger of version 1, which has no seal."""
+        """Upgrades a ledger of version 1, which lacks a seal."""
         seal = Seal(facts=facts_checksum(self._read_encoded_facts()), last_row=self._last_row())
         for item, vector_checksum in self._rows():
             seal.add(item.row, _checksum(item.id, item.metadata), vector_checksum)
@@ -328,7 +328,7 @@ class Ledger:
     def _rows(self) -> Iterator[tuple[StoredItem, int]]:
         """Yields each item with the checksum of its vector, by ascending row.
 
-        Raises ArtifactInvalid naming the first row that is damaged, or has no item or no vector.
+        Raises ArtifactInvalid naming the first row that is damaged, or lacks an item or a vector.
         """
         with _translate_errors(self._path):
             items = self._connection.execute("SELECT * FROM items ORDER BY row")

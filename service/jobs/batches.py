@@ -135,7 +135,7 @@ class BatchStore:
         return batch
 
     def find(self, batch_id: str, owner: str | None) -> StoredBatch:
-        """Returns the batch. Raises NotFound where this owner has none of this id."""
+        """Returns the batch. Raises NotFound where this owner lacks a batch of this id."""
         rows = self._database.rows(
             "SELECT record FROM batches WHERE id = ? AND owner IS ?", batch_id, owner
         )

@@ -121,7 +121,7 @@ class JobDatabase(Protocol):
     def transact(self, step: Callable[[Transaction], Result]) -> Result:
         """Runs a transaction; those of all processes run one after the other.
 
-        It is durable when this returns. `step` may run more than once and must have no other
+        It is durable when this returns. `step` may run more than once and must be free of other
         effect. Nothing is stored where it raises.
         """
         ...

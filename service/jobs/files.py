@@ -112,7 +112,7 @@ class FileStore:
         return FileDraft(self, file_id, owner, max_bytes or self._settings.max_file_bytes)
 
     def find(self, file_id: str, owner: str | None) -> StoredFile:
-        """Returns the file. Raises NotFound where this owner has none of this id."""
+        """Returns the file. Raises NotFound where this owner lacks a file of this id."""
         rows = self.database.rows(
             f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner IS ? AND is_ready",  # noqa: S608
             *(file_id, owner),

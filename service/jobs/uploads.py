@@ -67,7 +67,7 @@ class UploadStore:
         return upload
 
     def find(self, upload_id: str, owner: str | None) -> Upload:
-        """Returns the upload. Raises NotFound where this owner has none of this id."""
+        """Returns the upload. Raises NotFound where this owner lacks an upload of this id."""
         rows = self._database.rows(
             "SELECT record FROM uploads WHERE id = ? AND owner IS ?", upload_id, owner
         )

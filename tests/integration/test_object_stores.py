@@ -174,7 +174,7 @@ def test_what_is_damaged_or_something_else_is_told(used, artifact, tmp_path):
         sync(artifact, tmp_path / "taken", SILENT)
     (tmp_path / "draft.partial").mkdir()
     (tmp_path / "draft.partial" / "theirs").touch()
-    with pytest.raises(Conflict, match="unfinished work of something else"):
+    with pytest.raises(Conflict, match="must be empty or an unfinished copy"):
         sync(artifact, tmp_path / "draft", SILENT)
 
 

@@ -103,7 +103,7 @@ def open_dataset(config: DatasetSettings) -> Dataset:
     """Opens the images of `config.data` that are selected, not held out, and have labels.
 
     Damaged shards are logged and left out. Raises NotFound, ArtifactInvalid or InvalidInput if
-    images or labels cannot be read, no image has labels, or a label has no center; ConfigInvalid
+    images or labels cannot be read, no image has labels, or a label lacks its center; ConfigInvalid
     if a weight of the mixture is too small.
     """
     if config.data.decode == "fast":

@@ -41,7 +41,7 @@ def knn_answers(
 ) -> Answers:
     """Classifies the test samples by a weighted vote of their nearest known samples.
 
-    hold_out: share of each class to test on if the samples have no split; 0 tests every sample with
+    hold_out: share of each class to test on if the samples lack a split; 0 tests every sample with
     all others voting. All processes return the same result, for any number of processes.
     """
     check_several_classes(samples.class_names)

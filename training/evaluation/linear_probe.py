@@ -126,7 +126,7 @@ def fit_probe(
 ) -> Probe:
     """Chooses C by the metric on validation samples, and fits the tested model.
 
-    hold_out: share of each class to test on if the samples have no split. All processes return the
+    hold_out: share of each class to test on if the samples lack a split. All processes return the
     same result, for any number of processes. Raises InvalidInput if a part is empty, or a class has
     no training sample.
     """

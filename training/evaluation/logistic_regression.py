@@ -165,7 +165,7 @@ class LogisticRegression:
         """Estimates the distance of the value to the minimum, relative to the value.
 
         |g|^2 / 2m bounds the distance for the weights, because the penalty makes their curvature at
-        least m. The intercept's curvature has no bound, so its actual value is used.
+        least m. The intercept's curvature lacks a bound, so its actual value is used.
         """
         weights = point.gradient[:, :-1].square().sum() / penalty_E[0]
         intercept = (point.gradient[:, -1].square() / curvature_ME[:, -1]).sum()

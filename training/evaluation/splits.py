@@ -159,7 +159,7 @@ def check_several_classes(class_names: Sequence[str]) -> None:
 
 
 def check_tested_classes(class_names: Sequence[str], split: Split) -> None:
-    """Raises InvalidInput if a tested class has no known sample, as it could only be wrong."""
+    """Raises InvalidInput if a tested class lacks a known sample, as it could only be wrong."""
     known_names, tested = (
         {name for name, inside in zip(class_names, mask.tolist(), strict=True) if inside}
         for mask in (split.known, split.test)
@@ -173,7 +173,7 @@ def check_tested_classes(class_names: Sequence[str], split: Split) -> None:
 
 
 def check_probe_split(class_names: Sequence[str], split: Split) -> None:
-    """Raises InvalidInput if a part is empty, or a class has no training sample."""
+    """Raises InvalidInput if a part is empty, or a class lacks a training sample."""
     check_several_classes(class_names)
     for name in ("train", "validation", "test"):
         if not getattr(split, name).any():

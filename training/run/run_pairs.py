@@ -85,7 +85,7 @@ class PairTraining:
         return pair_step(self.state, batch.parts, sum(map(sum, row_counts)), self.config)
 
     def evaluate(self) -> None:
-        """Returns None: a training on pairs has no evaluation."""
+        """Returns None: a training on pairs lacks an evaluation."""
         return
 
 
@@ -175,7 +175,7 @@ def _check_batch(config: PairsConfig, num_pairs: int) -> None:
 def _open_text_start(config: PairsConfig, out: Path) -> TextStart:
     """Returns the text tower of text.start, or a random one from the seed.
 
-    Raises ConfigInvalid if text.start has no text tower, or one of another dimension.
+    Raises ConfigInvalid if text.start lacks a text tower, or one of another dimension.
     """
     if config.text.start is not None:
         return _load_text(config.text.start, config, out)

@@ -10,7 +10,7 @@ from torch import Tensor
 def read_scalars(tensors: Mapping[str, Tensor]) -> dict[str, float | None]:
     """Returns the values of scalar tensors; values that are not finite become None.
 
-    JSON has no NaN, which a mean over an empty set of positives or negatives is.
+    JSON lacks NaN, which a mean over an empty set of positives or negatives is.
     """
     values = {name: tensor.item() for name, tensor in tensors.items()}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

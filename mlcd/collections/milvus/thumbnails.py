@@ -3,7 +3,7 @@ items, Milvus would read them with every item. It is created with the first pict
 
 key       the item's key, as in `item_records`
 version   the picture's version
-picture   base64, because Milvus has no type for bytes
+picture   base64, because Milvus lacks a type for bytes
 vector    zeros, never searched, because Milvus requires a vector field
 
 An old picture is removed before the item's vector changes, and the new one is added afterward, so
