@@ -39,11 +39,11 @@ class Query(NamedTuple):
         a + error |d| + length |d - d'| + of_row + offset.
 
     rows: [B, D], and centers: [K, D], both float32. top: number of centers per row. most:
-    approximate limit of scored entries per row; a row with more is abandoned. of_row, length, error and
-    offset: as in `mlcd.clustering.certificate.Slack`, and with_any its bound for all centers, [B].
-    center_lengths, center_errors: |d| and |d - d'|, [K]. margin: error of comparing
-    bounds. order: how far two scores may move apart by the order of summation, [B]. All these are
-    float64.
+    approximate limit of scored entries per row; a row with more is abandoned. of_row, length,
+    error and offset: as in `mlcd.clustering.certificate.Slack`, and with_any its bound for all
+    centers, [B]. center_lengths, center_errors: |d| and |d - d'|, [K]. margin: error of
+    comparing bounds. order: how far two scores may move apart by the order of summation, [B].
+    All these are float64.
     """
 
     rows: NDArray[np.float32]

@@ -126,10 +126,10 @@ def kmeans(
     """Clusters rows, given as blocks of float32 [n, D] or as `Rows`. Rows are normalized to unit
     length.
 
-    The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of
-    1 - J. start: the initial centers, or the state to continue from. on_start: called with the state
-    at the start of every iteration. world: the processes that share the rows. members: assigns and
-    sums rows in place of this process.
+    The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of 1 -
+    J. start: the initial centers, or the state to continue from. on_start: called with the
+    state at the start of every iteration. world: the processes that share the rows. members:
+    assigns and sums rows in place of this process.
 
     Raises InvalidInput for the first row that is not finite or is zero, and for more clusters than
     distinct rows.
@@ -195,7 +195,7 @@ class _OwnMembers:
         return int(self._world.sum_integers(moved)[0])
 
     def _blocks(self) -> Iterable[tuple[int, Embeddings]]:
-        """Returns the rows of this process in blocks. Few rows are kept in memory for later passes."""
+        """Returns the rows of this process in blocks. Few rows stay in memory for later passes."""
         blocks = self._rows.blocks(self._start, self._stop)
         if not kept_bytes(self._stop - self._start, self._rows.dimension):
             return blocks

@@ -136,7 +136,7 @@ class CenterScan:
 
     @property
     def products(self) -> str:
-        """Returns the name of the present way: its arithmetic, and whether its loops are compiled."""
+        """Returns the name of the present way: its arithmetic, and whether it is compiled."""
         return self._way.name
 
     def nearest(

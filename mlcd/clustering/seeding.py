@@ -101,8 +101,8 @@ def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> N
 
 
 def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
-    """Returns the `num_wanted` rows of lowest hash, in ascending order of ids; all rows if there are
-    no more.
+    """Returns the `num_wanted` rows of lowest hash, in ascending order; all rows if there are no
+    more.
     """
     if num_wanted >= rows.num_rows:
         return rows

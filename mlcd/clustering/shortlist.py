@@ -12,7 +12,7 @@ from mlcd.types import Embeddings
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Centers for each row and their float64 scores, [B, S], highest first, padded with -1 and -inf.
+    """Centers for each row and their float64 scores, [B, S], best first, padded with -1 and -inf.
 
     sure: mask [B] of rows whose answer is among these centers. clear: mask [B] of rows whose first
     centers are the answer, in order and in float32 score, under any order of summation.
