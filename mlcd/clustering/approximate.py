@@ -1,10 +1,8 @@
-"""The nearest centers of each embedding among those of a few cells: less work, and a part of the
-answer is missed.
+"""Finds approximate nearest centers of each embedding by searching only a few cells of centers.
 
-The index is an inverted file. Spherical k-means divides the centers into cells, and a row looks
-only into the cells nearest to it. Among the centers of these cells the answer is exact, in the
-order of `mlcd.clustering.nearest`, so it does not depend on threads or batches. `audit` measures
-what is missed.
+The index is an inverted file. Spherical k-means divides the centers into cells, and a row searches
+only its nearest cells. Among the centers of these cells the result is exact, in the order of
+`mlcd.clustering.nearest`, so it does not depend on threads or batches. `audit` measures the recall.
 
 Shapes: B rows of a batch, P probes, K centers, D dimension.
 """
@@ -25,23 +23,24 @@ from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors
 
 MIN_CENTERS: Final = 1000
-# rows: half choose the probes, half audit them; fewer cannot show a recall of 0.99
+# rows: half select the probes, half measure recall; fewer rows cannot prove a recall of 0.99
 MIN_AUDITED_ROWS: Final = 1000
 AUDITED_ROWS: Final = 4000
 PROBES: Final = (8, 16, 32, 64)
 RECALL: Final = 0.99
 _ITERATIONS: Final = 10
-_CENTERS_PER_CELL: Final = 64  # rows that k-means reads for each cell
+_CENTERS_PER_CELL: Final = 64  # centers that k-means reads for each cell
 _BATCH_ROWS: Final = 4096
-_ROOM: Final = 512  # candidates per row; a row with more is scored in float64
+_ROOM: Final = 512  # maximum candidates per row; a row with more is scored in float64
 _NORMAL_95: Final = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of some centers.
+    """A division of centers into cells.
 
-    vectors: float32 [C, D], unit. of_center: int32 [K], the cell that each center lies in.
+    vectors: unit centers of the cells, float32 [C, D]. of_center: the cell of each center, int32
+    [K].
     """
 
     vectors: Embeddings
@@ -52,8 +51,8 @@ class Cells:
 class RecallAudit:
     """The measured recall of approximate labels.
 
-    recall: the share of the exact answer that was found, with its Wilson interval of 95 % (low,
-    high), on `rows` rows. A row counts once, however many labels it has, because the labels of one
+    recall: share of the exact neighbors that were found for `rows` rows, with its 95 % Wilson
+    interval (low, high). A row counts once, however many labels it has, because the labels of one
     row are not independent.
     """
 
@@ -66,12 +65,12 @@ class RecallAudit:
 def divide(centers: Embeddings) -> Cells:
     """Divides the centers into about sqrt(K) cells; a pure function of the centers.
 
-    Raises ConfigInvalid where there are fewer than MIN_CENTERS, because that cannot pay.
+    Raises ConfigInvalid if there are fewer than MIN_CENTERS, because cells would not save time.
     """
     if len(centers) < MIN_CENTERS:
         raise ConfigInvalid(
-            f"{len(centers)} centers are too few to gain by approximate labels",
-            remedy=f"use --mode exact (approximate is for {MIN_CENTERS} and more)",
+            f"approximate labels require at least {MIN_CENTERS} centers, got {len(centers)}",
+            remedy="use --mode exact",
         )
     num_cells = round(len(centers) ** 0.5)
     chosen = np.argsort(hash_counters(np.arange(len(centers))), kind="stable")[
@@ -95,11 +94,10 @@ class ApproximateScan:
     def nearest(
         self, embeddings: Embeddings, top: int = 8, threshold: float | None = None, *, probes: int
     ) -> Neighbors:
-        """Returns the `top` centers of highest cosine among those in the `probes` cells nearest to
-        each row.
+        """Returns the `top` centers of highest cosine in the `probes` cells nearest to each row.
 
-        The result has the form that `mlcd.clustering.nearest.nearest_centers` gives: ids int32 [N,
-        top], scores float32 [N, top], -1 and -inf where fewer are found.
+        The result has the form of `mlcd.clustering.nearest.nearest_centers`: ids int32 [N, top],
+        scores float32 [N, top], padded with -1 and -inf.
         """
         ids = np.full((len(embeddings), top), -1, dtype=np.int64)
         scores = np.full((len(embeddings), top), -np.inf)
@@ -123,7 +121,7 @@ class ApproximateScan:
         return ids, scores
 
     def _parts(self, cells_BP: NDArray[np.integer]) -> Iterator[Part]:
-        """Yields each cell that is not empty with the rows that look into it."""
+        """Yields each nonempty cell: the rows that search it, and the range of its centers."""
         order = np.argsort(cells_BP, axis=None, kind="stable")
         bounds = np.searchsorted(cells_BP.ravel()[order], np.arange(self.num_cells + 1))
         for cell in range(self.num_cells):
@@ -134,10 +132,9 @@ class ApproximateScan:
 
 
 def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer]) -> int:
-    """Returns the fewest of PROBES whose recall of the `exact` ids [n, top] has a lower bound of at
-    least RECALL.
+    """Returns the lowest of PROBES for which the lower bound of the recall reaches RECALL.
 
-    Raises ConfigInvalid where even the most are not enough.
+    exact: exact ids [n, top]. Raises ConfigInvalid if the highest of PROBES is not enough.
     """
     if wilson_interval(1.0, len(rows))[0] < RECALL:
         raise ConfigInvalid(
@@ -160,8 +157,8 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
 def audit(
     scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer], probes: int
 ) -> RecallAudit:
-    """Measures how many of the `exact` ids, int [n, top], an approximate scan of these
-    rows finds.
+    """Measures the share of the `exact` ids, int [n, top], that an approximate scan of these rows
+    finds.
     """
     ids = scan.nearest(rows, exact.shape[1], probes=probes).ids
     hits = (exact[:, :, None] == ids[:, None, :]).any(axis=2)
@@ -170,7 +167,7 @@ def audit(
 
 
 def wilson_interval(share: float, num: int) -> tuple[float, float]:
-    """Returns the 95 % score interval of a share seen in `num` trials (Wilson, JASA 1927)."""
+    """Returns the 95 % score interval of a share observed in `num` trials (Wilson, JASA 1927)."""
     z2 = _NORMAL_95**2
     center = (share + z2 / (2 * num)) / (1 + z2 / num)
     half = _NORMAL_95 / (1 + z2 / num) * (share * (1 - share) / num + z2 / (4 * num * num)) ** 0.5

@@ -1,4 +1,4 @@
-"""The arithmetics by which a scan multiplies: those that this machine has."""
+"""Selects among the arithmetics that a scan can multiply with on this machine."""
 
 import sys
 from importlib.util import find_spec
@@ -13,25 +13,25 @@ from mlcd.types import Embeddings
 MatmulName = Literal["numpy", "torch-int8", "cuda-bf16"]
 DEVICE: Final = "cuda-bf16"
 BLOCK_CENTERS: Final = 4096
-# Components of all centers, below which numpy multiplies fastest: 1,024 centers of 256 take eight
-# bits 0.83 of its time, and 300 of 64 take them 1.5.
+# Total components of all centers, below which numpy is fastest. Eight bits take 0.83 of numpy's
+# time for 1,024 centers of dimension 256, and 1.5 of it for 300 centers of dimension 64.
 _FEW_COMPONENTS: Final = 1 << 18
-# Components of a center, with fewer of which too many centers lie within what rounding loses.
+# Lowest dimension of centers: below it, too many centers lie within the rounding error.
 _LEAST_COMPONENTS: Final = 64
 
 
 def fastest_matmuls(centers: Embeddings, *, import_torch: bool | None = None) -> list[MatmulName]:
-    """Returns the arithmetics that are at hand, the fastest first; the last one is numpy's.
+    """Returns the available arithmetics, fastest first; the last is numpy's.
 
-    import_torch: whether torch is imported for them, where it is installed; None: for many
-    centers. For few that takes longer than it gains, unless a scan goes on for long.
+    import_torch: whether to import torch if it is installed; None imports it only for many centers.
+    For few centers the import takes longer than it saves, unless the scan is long.
     """
     names: list[MatmulName] = ["numpy"]
     if import_torch is None:
         import_torch = len(centers) >= BLOCK_CENTERS
-    at_hand = find_spec("torch") is not None and (import_torch or "torch" in sys.modules)
-    are_short = centers.shape[1] < _LEAST_COMPONENTS or centers.size < _FEW_COMPONENTS
-    if are_short or not at_hand:
+    is_available = find_spec("torch") is not None and (import_torch or "torch" in sys.modules)
+    are_small = centers.shape[1] < _LEAST_COMPONENTS or centers.size < _FEW_COMPONENTS
+    if are_small or not is_available:
         return names
     from mlcd.clustering.device_scan import cuda_available
     from mlcd.clustering.int8_matmul import MOST_COMPONENTS, computes_int8
@@ -44,11 +44,15 @@ def fastest_matmuls(centers: Embeddings, *, import_torch: bool | None = None) ->
 
 
 def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTERS) -> Matmul:
-    """Opens the named arithmetic of the CPU over these centers, for products with blocks of so many
-    of them.
+    """Opens the named arithmetic of the CPU over these centers.
 
+    <<<<<<< HEAD
     Raises ConfigInvalid where torch is not installed, or the arithmetic is too narrow for so many
     components.
+    =======
+    block: number of centers per product. Raises ConfigInvalid if torch is not installed, or if the
+    dimension exceeds the maximum of the arithmetic.
+    >>>>>>> proseC
     """
     if name == "numpy":
         return NumpyMatmul(centers)
@@ -60,7 +64,7 @@ def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTER
         ) from error
     if centers.shape[1] > MOST_COMPONENTS:
         raise ConfigInvalid(
-            f"{name} multiplies {MOST_COMPONENTS} components at most, not {centers.shape[1]}",
+            f"{name} requires at most {MOST_COMPONENTS} components, got {centers.shape[1]}",
             remedy="use auto or numpy",
         )
     return Int8Matmul(centers, block)
@@ -69,8 +73,8 @@ def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTER
 def open_device(centers: Embeddings) -> Shortlister:
     """Puts these centers on the GPU.
 
-    Raises ConfigInvalid where torch is not installed or finds no GPU, and Unavailable where they do
-    not fit.
+    Raises ConfigInvalid if torch is not installed or finds no GPU, and Unavailable if the centers
+    do not fit.
     """
     try:
         from mlcd.clustering.device_scan import cuda_available, on_gpu

@@ -1,11 +1,11 @@
-"""The cells of rows around pivots, and the rows that may lie near a cell from outside of it.
+"""Divides rows into cells around pivots, and finds the outside rows that may be near each cell.
 
 Each row lies in the cell of its nearest pivot. Let x lie in cell a and y in cell b, and let their
 angle be at most t. Then y lies on the other side of the plane between the pivots, so
 
     x.(c_a - c_b) <= |c_a - c_b| sin t.
 
-A row is near the cells for which this holds: a bit for each row and cell.
+A row is near the cells for which this is true, stored as one bit per row and cell.
 
 Shapes: N rows, K pivots, D dimension.
 """
@@ -24,12 +24,12 @@ from mlcd.types import Embeddings
 # take(rows [n]) returns unit rows [n, D] float32
 Take: TypeAlias = Callable[[NDArray[np.int64]], Embeddings]
 
-SLACK: Final = 1e-4  # far above what float32 rounds a cosine by
-_LEAST_ROWS: Final = 4096  # fewer are one cell
-_LEAST_MEMBERS: Final = 600  # of a cell on average: with fewer the single products are too small
+SLACK: Final = 1e-4  # far above the float32 rounding of a cosine
+_LEAST_ROWS: Final = 4096  # fewer rows form a single cell
+_LEAST_MEMBERS: Final = 600  # per cell on average: with fewer, each product is too small
 _MOST_BITS: Final = 1 << 31  # 256 MiB
 _ITERATIONS: Final = 2
-_ROWS_OF_A_PIVOT: Final = 16  # rows that the pivots are found on
+_ROWS_OF_A_PIVOT: Final = 16  # sampled rows per pivot
 _BLOCK_ROWS: Final = 4096
 
 
@@ -37,9 +37,9 @@ _BLOCK_ROWS: Final = 4096
 class PivotCells:
     """The cells of N rows.
 
-    of_row: int32 [N], the cell of each. order: int64 [N], the rows by cell, ascending in each.
-    starts: [K + 1], where each cell begins in the order. bits: uint8 [K, N / 8], packed: the rows
-    that may be near a member of each cell.
+    of_row: cell of each row, int32 [N]. order: rows sorted by cell, ascending in each, int64 [N].
+    starts: start of each cell in the order, [K + 1]. bits: for each cell, packed bits of the rows
+    that may be near a member, uint8 [K, N / 8].
     """
 
     of_row: NDArray[np.int32]
@@ -65,7 +65,10 @@ class PivotCells:
 def find_cells(
     num_rows: int, take: Take, angle: float, *, tick: Callable[[], object] = lambda: None
 ) -> PivotCells:
-    """Returns about √N cells, and the rows within that angle of each. tick: called now and then."""
+    """Returns about √N cells, and the rows within the angle (radians) of each.
+
+    tick: called between blocks.
+    """
     pivots = _pivots(num_rows, take)
     tick()
     apart = np.sqrt(np.maximum(2 - 2 * pivots @ pivots.T, 0)) * math.sin(min(angle, math.pi / 2))
@@ -86,7 +89,7 @@ def find_cells(
 
 
 def _pivots(num_rows: int, take: Take) -> Embeddings:
-    """Returns centers of a sample; for few rows one of them, where there is one."""
+    """Returns the k-means centers of a sample; for few rows, the first row (none if empty)."""
     if num_rows < max(_LEAST_ROWS, _LEAST_MEMBERS):
         return take(np.arange(min(1, num_rows)))
     num = min(math.isqrt(num_rows), num_rows // _LEAST_MEMBERS, _MOST_BITS // num_rows)

@@ -1,7 +1,7 @@
-"""The difference between a product and a score: the bounds by which a scan proves that nothing left
-out belongs to its answer.
+"""Bounds the difference between products and scores, so that a scan can prove its answer complete.
 
-They are derived in `mlcd.clustering.nearest`. Shapes: B rows of a batch, K centers, D dimension.
+The bounds are derived in `mlcd.clustering.nearest`. Shapes: B rows of a batch, K centers, D
+dimension.
 """
 
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 from mlcd.clustering.matmul import Loaded, Matmul, Rounding
 from mlcd.types import Embeddings
 
-# what comparing bounds in float64 may lose besides, of scores of about one
+# extra error of comparing bounds in float64, for scores of about 1
 DOUBLE_MARGIN: Final = 1e-12
 _BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
 ROOM: Final = 2.0**126  # float32 ends at 2^128
 _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53  # unit roundoffs
-# Errors of float64 that one comparison may meet: one of the score that was left out, and two of the
-# score it is compared with, which may have been summed in another order.
+# float64 errors in one comparison: one of the omitted score, and two of the score it is compared
+# with, which may have been summed in another order.
 _ERRORS_COMPARED: Final = 3
 
 
 @dataclass(frozen=True)
 class Norms:
-    """The lengths of centers d = c - m, less the shift, and of their rounded values d', in float64.
+    """The lengths of shifted centers d = c - m and of their rounded values d', in float64.
 
-    lengths: |d| of each, [K]. largest: the largest of them. largest_rounded: max |d'|. errors:
-    |d - d'| of each, [K]. largest_error: the largest of them. shift: |m|. dimension: D.
+    lengths: |d| of each, [K]. largest: max |d|. largest_rounded: max |d'|. errors: |d - d'| of
+    each, [K]. largest_error: max |d - d'|. shift: |m|. dimension: D.
     """
 
     lengths: NDArray[np.float64]
@@ -59,13 +59,13 @@ class Norms:
 
     @classmethod
     def of_each(cls, lengths_3K: NDArray[np.float64], shift: float, dimension: int) -> "Norms":
-        """Returns the norms of centers whose |d|, |d'| and |d - d'| these are."""
+        """Returns the norms. lengths_3K: |d|, |d'| and |d - d'| of each center, [3, K]."""
         largest, largest_rounded, largest_error = lengths_3K.max(axis=1, initial=0.0).tolist()
         lengths_K, _, errors_K = lengths_3K
         return cls(lengths_K, largest, largest_rounded, errors_K, largest_error, shift, dimension)
 
     def longest(self) -> float:
-        """Returns at least |c| of each center."""
+        """Returns an upper bound of |c| for all centers."""
         return self.largest + self.shift
 
 
@@ -73,8 +73,8 @@ class Norms:
 class Slack:
     """The bound on the error of a row's products.
 
-    of_row: all of it but |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|, [B].
-    row: at least |x|, and at least |y'|, [B]. offset: what scores exceed products by, x.m, [B].
+    of_row: the bound without |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|,
+    [B]. row: upper bound of |x| and |y'|, [B]. offset: x.m, by which scores exceed products, [B].
     """
 
     of_row: NDArray[np.float64]
@@ -86,7 +86,7 @@ class Slack:
 
     @classmethod
     def of(cls, rows: Loaded, rounding: Rounding, norms: Norms) -> "Slack":
-        # Few steps, each over all rows: between two of them another thread may take Python's lock.
+        # Few steps, each over all rows: between two steps another thread may take the GIL.
         row_B = rows.lengths + rows.errors + norms.shift
         single = _growth(norms.dimension, _SINGLE)
         double = _ERRORS_COMPARED * _growth(norms.dimension, _DOUBLE)
@@ -105,7 +105,7 @@ class Slack:
         return single_B
 
     def order(self) -> NDArray[np.float64]:
-        """Returns how far apart two orders of summation in float64 may place two scores, [B]."""
+        """Returns how far two scores may move apart by the order of float64 summation, [B]."""
         return order_error(self.row, self.norms.longest(), self.norms.dimension)
 
     @cached_property
@@ -116,8 +116,9 @@ class Slack:
         return bound_B
 
     def holds(self) -> NDArray[np.bool_]:
-        """Tells for each row, [B], whether float32 has room for every sum of its products, those
-        with the shift too: without it nothing bounds them.
+        """Returns a mask [B] of the rows for which no float32 sum of products can overflow.
+
+        This includes the products with the shift. Without it the bounds do not apply.
         """
         norms = self.norms
         room_B = self.row * max(norms.largest_rounded, norms.shift) < ROOM
@@ -133,16 +134,16 @@ class Slack:
 def order_error(
     length_B: NDArray[np.float64], longest: float, dimension: int
 ) -> NDArray[np.float64]:
-    """Returns how far apart two orders of summation in float64 may place two scores of a row, [B].
+    """Returns how far two scores of a row may move apart by the order of float64 summation, [B].
 
-    length_B: at least |x| of each row. longest: at least |c| of each center.
+    length_B: upper bound of |x| of each row. longest: upper bound of |c|.
     """
     error_B: NDArray[np.float64] = length_B * (4 * _growth(dimension, _DOUBLE) * longest)
     return error_B
 
 
 def double_error(rows_BD: Embeddings, norms: Norms) -> NDArray[np.float64]:
-    """Returns how far apart two orders of summation in float64 may place two scores of a row, [B].
+    """Returns how far two scores of a row may move apart by the order of float64 summation, [B].
 
     norms: of centers without a shift.
     """
@@ -160,8 +161,9 @@ def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def beyond_reach(score_B: NDArray[np.float64], slack_B: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Returns the threshold at or below which no product belongs to a center that reaches this
-    score: one step of float32 lower than the bound, which is rounded.
+    """Returns a threshold [B]: a center whose product is not above it cannot reach this score.
+
+    The threshold is one float32 step below the rounded bound.
     """
     bound_B = score_B - 2 * DOUBLE_MARGIN - slack_B
     lower: NDArray[np.float32] = np.nextafter(bound_B.astype(np.float32), np.float32(-np.inf))

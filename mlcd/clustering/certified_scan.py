@@ -1,4 +1,4 @@
-"""The plain scan of the CPU in one arithmetic, with a proof for each row: see
+"""Scans centers on the CPU in one arithmetic, and proves the answer of each row. The proof is in
 `mlcd.clustering.nearest`.
 
 Shapes: B rows of a batch, K centers, C centers of a block, D dimension.
@@ -20,31 +20,31 @@ from mlcd.types import Embeddings
 
 _Ids: TypeAlias = NDArray[np.int64]
 _Products: TypeAlias = NDArray[np.float32]
-# rows, None for all, and the first and last of the centers that they are multiplied by
+# rows (None for all), and the range [start, stop) of centers that they are multiplied by
 Part: TypeAlias = tuple[_Ids | None, int, int]
 
-_FRESH: Final = 64  # candidates per row, after which the threshold is raised again
+_FRESH: Final = 64  # new candidates per row after which the threshold is raised again
 
 
 @dataclass(frozen=True)
-class _Known:
-    """Some centers of each row with their exact scores, [B, L]; -1 and -inf for none."""
+class _ScoredCenters:
+    """Scored centers of each row: ids and exact scores, [B, L], padded with -1 and -inf."""
 
     ids: _Ids
     scores: NDArray[np.float64]
 
     def beyond(self, slack: Slack) -> _Products:
-        """Returns the threshold, [B], at or below which no product belongs to a center as near as
-        the last of these. Scores bound the answer more closely than products do.
+        """Returns a threshold [B]: a center whose product is not above it is farther than all of
+        these. Scores bound the answer more closely than products do.
         """
         return beyond_reach(self.scores.min(axis=1) - slack.offset, slack.with_any)
 
 
 class Candidates:
-    """The products above a threshold of their row, collected from block to block.
+    """The products above their row's threshold, collected block by block.
 
-    threshold: float32 [B], no product that was left out exceeds it; it only rises. It is inf for a
-    row that is given up, because more than `room` of its products exceed it.
+    threshold: float32 [B]; no omitted product exceeds it, and it only rises. It is inf for a row
+    that is abandoned because it has more than `room` candidates.
     """
 
     def __init__(self, num_rows: int, room: int) -> None:
@@ -54,7 +54,7 @@ class Candidates:
 
     @property
     def many_are_fresh(self) -> bool:
-        """Tells whether enough were added since the threshold was raised to raise it again."""
+        """Returns whether enough candidates were added to raise the threshold again."""
         return self._num_fresh >= _FRESH * len(self.threshold)
 
     def add(self, rows: _Ids, ids: _Ids, products: _Products) -> None:
@@ -75,7 +75,7 @@ class Candidates:
         return self._parts[0]
 
     def raise_threshold(self, threshold_B: _Products) -> None:
-        """Raises the threshold to values that no product of the answer is at or below."""
+        """Raises the threshold; every product of the answer must exceed the new values."""
         self.threshold, self._num_fresh = np.maximum(self.threshold, threshold_B), 0
         self._drop_below()
         crowded_B = np.bincount(self.pairs()[0], minlength=len(threshold_B)) > self._room
@@ -89,7 +89,7 @@ class Candidates:
         self._parts = [(rows[above], ids[above], products[above])]
 
     def best(self, top: int) -> _Ids:
-        """Returns the ids of the `top` largest products of each row, [B, top]; -1 for none."""
+        """Returns the ids of the `top` largest products of each row, [B, top], padded with -1."""
         rows, _, products = self.pairs()
         places = ranks(rows, len(self.threshold))
         width = max(top, places.max(initial=0) + 1)
@@ -98,8 +98,8 @@ class Candidates:
         return self.reaching(np.partition(products_BM, -top, axis=1)[:, -top], top)
 
     def reaching(self, least_B: _Products, top: int) -> _Ids:
-        """Returns the ids of `top` products of each row that reach this value, [B, top]; -1 where
-        there are fewer.
+        """Returns the ids of up to `top` products of each row that reach `least_B`, [B, top],
+        padded with -1.
         """
         rows, ids, products = self.pairs()
         reach = products >= least_B[rows]
@@ -112,7 +112,7 @@ class Candidates:
 
 
 class CertifiedScan:
-    """The centers in one arithmetic, and their lengths in it."""
+    """A scan of centers in one arithmetic."""
 
     rooms: Final = (128,)
     batch_rows: Final = 1024
@@ -121,9 +121,9 @@ class CertifiedScan:
     def __init__(
         self, name: MatmulName, centers: Embeddings, order: NDArray[np.int64] | None = None
     ) -> None:
-        """order: the ids of the centers in the order in which they are multiplied; None for theirs.
+        """order: ids of the centers in the order of multiplication; None for ascending ids.
 
-        Raises ConfigInvalid where torch is not installed.
+        Raises ConfigInvalid if torch is required and not installed.
         """
         self.centers, self.arithmetic, self._order = centers, name, order
         in_order = centers if order is None else centers[order]
@@ -135,8 +135,8 @@ class CertifiedScan:
     ) -> Shortlist:
         """Returns the answer of each row.
 
-        room: number of candidates per row; one with more is not sure. parts: the products to look
-        at; None for all.
+        room: maximum number of candidates per row; a row with more is not sure. parts: the products
+        to compute; None for all.
         """
         rows = self.matmul.load(z_BD)
         slack = Slack.of(rows, self.matmul.rounding, self.norms)
@@ -158,9 +158,9 @@ class CertifiedScan:
             best_known = self._score_known(z_BD, candidates.best(top))
             candidates.raise_threshold(best_known.beyond(slack))
         ids, scores = self._first_of(z_BD, best_known, candidates, slack)
-        left_out_B = candidates.threshold.astype(np.float64) + slack.with_any
+        omitted_B = candidates.threshold.astype(np.float64) + slack.with_any
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
-        sure_B = (left_out_B < last_B) | np.isneginf(left_out_B)  # nothing is left out
+        sure_B = (omitted_B < last_B) | np.isneginf(omitted_B)  # no center is omitted
         sure_B &= slack.holds()
         return Shortlist(ids, scores, sure_B, clear=sure_B)
 
@@ -173,7 +173,8 @@ class CertifiedScan:
     ) -> _Products | None:
         """Adds the products of a part that are above the threshold.
 
-        Returns values that `top` of them reach for each row, [B]; None where not all rows are new.
+        Returns a value [B] that at least `top` products of each row reach; None unless all rows are
+        new.
         """
         chosen, start, stop = part
         own: Any = slice(None) if chosen is None else chosen
@@ -193,29 +194,28 @@ class CertifiedScan:
         candidates.add(rows if chosen is None else chosen[rows], ids, products)
         return reached_B if chosen is None and fresh.all() else None
 
-    def _score_known(self, z_BD: Embeddings, ids_BL: _Ids) -> _Known:
-        return _Known(ids_BL, scores_of_each(z_BD, self.centers, ids_BL))
+    def _score_known(self, z_BD: Embeddings, ids_BL: _Ids) -> _ScoredCenters:
+        return _ScoredCenters(ids_BL, scores_of_each(z_BD, self.centers, ids_BL))
 
     def _first_of(
-        self, z_BD: Embeddings, best_known: _Known, candidates: Candidates, slack: Slack
+        self, z_BD: Embeddings, best_known: _ScoredCenters, candidates: Candidates, slack: Slack
     ) -> tuple[_Ids, NDArray[np.float64]]:
-        """Returns the first of each row among the known centers and the candidates, as many as are
-        known.
+        """Returns the first L among the L known centers and the candidates of each row.
 
-        Only candidates that may be in the answer despite rounding are scored.
+        Only candidates that may belong to the answer despite rounding are scored.
         """
         rows, ids, products = candidates.pairs()
-        is_able = (best_known.ids[rows] != ids[:, None]).all(axis=1)
-        rows, ids, products = rows[is_able], ids[is_able], products[is_able]
+        is_new = (best_known.ids[rows] != ids[:, None]).all(axis=1)
+        rows, ids, products = rows[is_new], ids[is_new], products[is_new]
         if self.matmul.rounding.inputs:
             least_B = best_known.scores.min(axis=1) - DOUBLE_MARGIN
             bounds = products.astype(np.float64) + slack.of_pairs(rows, ids) + slack.offset[rows]
-            is_able = bounds >= least_B[rows]
-            rows, ids = rows[is_able], ids[is_able]
-            # float32 rules most of the others out, for less than float64
+            may_reach = bounds >= least_B[rows]
+            rows, ids = rows[may_reach], ids[may_reach]
+            # float32 scores rule most candidates out, and cost less than float64
             scores = single_scores(z_BD, self.centers, rows, ids)
-            is_able = scores + slack.single()[rows] >= least_B[rows]
-            rows, ids = rows[is_able], ids[is_able]
+            may_reach = scores + slack.single()[rows] >= least_B[rows]
+            rows, ids = rows[may_reach], ids[may_reach]
         top = best_known.ids.shape[1]
         places = top + ranks(rows, len(z_BD))
         ids_BM = np.full((len(z_BD), places.max(initial=top - 1) + 1), -1, np.int64)

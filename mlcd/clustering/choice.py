@@ -1,9 +1,9 @@
-"""The choice of the number of clusters: that at which unseen rows are nearest to one center alone.
+"""Chooses the number of clusters with the best separation on held-out rows.
 
-Half of the rows is clustered, and the others are looked up. Let d1 and d2 be the distances (1 -
-cosine) of such a row to its nearest and second nearest center. The separation is the mean of
-(d2 - d1) / d2: it falls where clusters are joined, and where one is cut in two. Both halves take
-their turn.
+Half of the rows is clustered, and the other half is held out. Let d1 and d2 be the distances (1 -
+cosine) of a held-out row to its nearest and second nearest center. The separation is the mean of
+(d2 - d1) / d2: it falls if clusters are merged, and if a cluster is split. Then the halves are
+swapped.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from mlcd.clustering.seeding import sampled
 from mlcd.errors import InvalidInput
 from mlcd.randomness import hash_counters
 
-_ROWS_OF_A_CLUSTER: Final = 512  # of the sample, of both halves
-_STARTS: Final = 2  # of each half; the one of higher objective counts
-_SMALL: Final = 1e-7  # a distance that float32 rounds of rows that are the same
+_ROWS_PER_CLUSTER: Final = 512  # sampled rows, of both halves together
+_STARTS: Final = 2  # per half; the start with the higher objective is used
+_SMALL: Final = 1e-7  # distance between equal rows after float32 rounding
 _LEAST_ROWS: Final = 8
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A number of clusters. separation: as above. objective, unseen: the mean cosine of the rows
-    that were clustered, and of the others, with their nearest centers.
+    """A number of clusters. separation: as above. objective, unseen: mean cosine with the nearest
+    center, of the clustered rows and of the held-out rows.
     """
 
     clusters: int
@@ -38,8 +38,9 @@ class Candidate:
 
 
 def candidates(rows: Rows, nums: Sequence[int], *, seed: int = 0) -> list[Candidate]:
-    """Measures unit rows at each number of clusters. Raises InvalidInput for fewer than 2, or for
-    more than a quarter of the rows.
+    """Clusters unit rows into each of `nums` clusters and measures the results.
+
+    Raises InvalidInput for a number below 2 or above a quarter of the rows.
     """
     if rows.num_rows < _LEAST_ROWS:
         raise InvalidInput(
@@ -51,18 +52,18 @@ def candidates(rows: Rows, nums: Sequence[int], *, seed: int = 0) -> list[Candid
             f"{', '.join(map(str, nums))} clusters cannot be compared on {rows.num_rows} rows",
             remedy=f"give numbers from 2 to {rows.num_rows // 4}",
         )
-    return [_measure(sampled(rows, _ROWS_OF_A_CLUSTER * num, seed), num, seed) for num in nums]
+    return [_measure(sampled(rows, _ROWS_PER_CLUSTER * num, seed), num, seed) for num in nums]
 
 
 def best(measured: Sequence[Candidate]) -> int:
-    """Returns the number of clusters of highest separation; of equals the first."""
+    """Returns the number of clusters of highest separation; ties go to the first."""
     return max(measured, key=lambda candidate: candidate.separation).clusters
 
 
 def _measure(rows: Rows, num: int, seed: int) -> Candidate:
-    numbers = np.arange(rows.num_rows)
-    # the rows of lowest hash, so that both halves are equally large
-    halves = np.array_split(np.argsort(hash_counters(seed, numbers), kind="stable"), 2)
+    row_ids = np.arange(rows.num_rows)
+    # split by the order of hashes, so that both halves have the same size
+    halves = np.array_split(np.argsort(hash_counters(seed, row_ids), kind="stable"), 2)
     first, second = (SelectedRows(rows, np.sort(half)) for half in halves)
     sums, objectives = np.zeros(2), []
     for own, other_half in ((first, second), (second, first)):
@@ -73,7 +74,7 @@ def _measure(rows: Rows, num: int, seed: int) -> Candidate:
         for _, block in other_half.blocks(0, other_half.num_rows):
             scores = scan.nearest(block, 2).scores.astype(np.float64)
             near, next_to = np.maximum(1 - scores.T, 0)
-            apart = next_to > _SMALL  # else the row lies on both centers
+            apart = next_to > _SMALL  # otherwise the row lies on both centers
             sums += [(1 - near[apart] / next_to[apart]).sum(), scores[:, 0].sum()]
     separation, unseen = (sums / rows.num_rows).tolist()
     return Candidate(num, separation, float(np.mean(objectives)), unseen)

@@ -1,12 +1,12 @@
-"""The pairs of rows whose cosine reaches a threshold, exactly, without a comparison of all pairs.
+"""Finds exactly the pairs of rows whose cosine reaches a threshold, without comparing all pairs.
 
-A row is compared with the members of those cells alone near which it may lie (`cells`). There a
-second bound comes first. Let x_h be the head of x, its components along a few orthonormal
-directions that hold most of the rows, and |x_r| the length of the rest. Then
+A row is compared only with the members of cells that it may be near (`cells`). A second bound then
+rules pairs out. Let x_h be the head of x, its components along a few orthonormal directions that
+carry most of the rows' length, and |x_r| the length of the remainder. Then
 
     x.y <= x_h.y_h + |x_r| |y_r|.
 
-The products are of float32. What remains is decided in float64.
+The products are in float32. Pairs near the threshold are decided in float64.
 
 Shapes: N rows, D dimension, H components of a head.
 """
@@ -28,11 +28,11 @@ from mlcd.types import Embeddings, least_product
 _BLOCK_ROWS: Final = 2048
 _HEADS: Final = (64, 192)
 _SAMPLED_ROWS: Final = 4096
-# the share of pairs of a tile above which another product is cheaper than single pairs, and that
-# below which shorter heads will do
+# Shares of a tile's pairs that remain: above _FEW, another product is cheaper than single pairs;
+# below _FEWEST, shorter heads are tried.
 _FEW: Final = 0.004
 _FEWEST: Final = 0.00002
-_EXACT_ENTRIES: Final = 1 << 22  # of whole rows that are in memory for single pairs
+_EXACT_ENTRIES: Final = 1 << 22  # components of whole rows in memory for single pairs
 
 _Rows = NDArray[np.int64]
 
@@ -57,8 +57,8 @@ class ClosePairs:
 class PairSearch:
     """The search for all pairs of N unit rows whose cosine is at least `similarity`, cell by cell.
 
-    Memory holds a bit for each row and cell, 256 MiB at most, 284 bytes a row, 772 more where many
-    rows are nearly that close, and single tiles.
+    Memory: one bit per row and cell (at most 256 MiB), 284 bytes per row, 772 more if many rows are
+    nearly that close, and single tiles.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class PairSearch:
         num_own: int | None = None,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
-        """num_own: only pairs are wanted of one of the first so many rows with one of the others;
-        None: all pairs. tick: called now and then, and may raise, to stop.
+        """num_own: finds only pairs of one of the first `num_own` rows with a later row; None finds
+        all pairs. tick: called between tiles; may raise to stop the search.
         """
         self._take, self._num_own = take, num_own
         self._least = max(-1.0, least_product(similarity))
@@ -83,7 +83,7 @@ class PairSearch:
             *(_Heads(num_rows, take, width, tick) for width in widths),
             take,
         ]
-        self._first = 0  # the stage that most tiles are settled by
+        self._first = 0  # first stage to try on a tile, adapted to the tiles before
         self._pairs_at_once = max(1, _EXACT_ENTRIES // dimension)
 
     def of_cell(self, cell: int) -> Iterator[ClosePairs]:
@@ -101,7 +101,7 @@ class PairSearch:
                     yield self._of_tile(first_rows, other_part[offset : offset + _BLOCK_ROWS])
 
     def _sides(self, members: _Rows, earlier: _Rows) -> Iterator[tuple[_Rows, _Rows]]:
-        """Yields rows and the others that each of them is compared with."""
+        """Yields (rows, other rows): each row is compared with all of the other rows."""
         if self._num_own is None:
             yield earlier, members
             yield members, members
@@ -112,10 +112,10 @@ class PairSearch:
         yield members[own], members[~own]
 
     def _of_tile(self, first_rows: _Rows, second_rows: _Rows) -> ClosePairs:
-        """Returns the close pairs of a row on the left and one on the right, each once."""
+        """Returns each close pair of a first row and a second row once."""
         self._tick()
-        for number in range(self._first, len(self._stages)):
-            stage = self._stages[number]
+        for level in range(self._first, len(self._stages)):
+            stage = self._stages[level]
             scores = stage(first_rows) @ stage(second_rows).T
             near = scores >= self._least - SLACK
             if first_rows is second_rows:
@@ -123,14 +123,14 @@ class PairSearch:
             num_near = np.count_nonzero(near)
             if num_near <= _FEW * near.size:
                 break
-        self._first = max(0, number - 1) if num_near <= _FEWEST * near.size else number
+        self._first = max(0, level - 1) if num_near <= _FEWEST * near.size else level
         at, other_at = np.nonzero(near)
         first_ids, second_ids, pair_scores = (
             first_rows[at],
             second_rows[other_at],
             scores[at, other_at],
         )
-        for stage in self._stages[number + 1 :]:
+        for stage in self._stages[level + 1 :]:
             pair_scores = self._each(
                 lambda x, y: np.einsum("nd,nd->n", x, y), stage, first_ids, second_ids
             )
@@ -145,8 +145,8 @@ class PairSearch:
     def _resolve(
         self, first_ids: _Rows, second_ids: _Rows, scores: NDArray[np.float64]
     ) -> ClosePairs:
-        """Returns those of the pairs that reach the similarity: a score within the slack of it is
-        replaced by that of float64.
+        """Returns the pairs that reach the similarity. Scores within SLACK of it are computed again
+        in float64.
         """
 
         def exact(rows: Embeddings, other_rows: Embeddings) -> NDArray[np.float64]:
@@ -168,7 +168,7 @@ class PairSearch:
         first_ids: _Rows,
         second_ids: _Rows,
     ) -> NDArray[Any]:
-        """Returns the score of each pair, [n]; a part of their rows is in memory at a time."""
+        """Returns the score of each pair, [n], reading the rows in parts."""
         parts = [np.empty(0, np.float32)]
         for start in range(0, len(first_ids), self._pairs_at_once):
             part = slice(start, start + self._pairs_at_once)
@@ -177,8 +177,8 @@ class PairSearch:
 
 
 class _Heads:
-    """The heads of all rows, each [H + 1], made when the first of them is wanted. The last number
-    of a head is a length that the rest of its row does not exceed.
+    """The heads of all rows, each [H + 1], computed at first use. The last number of a head is an
+    upper bound of the length of the remainder of its row.
     """
 
     def __init__(self, num_rows: int, take: Take, width: int, tick: Callable[[], object]) -> None:

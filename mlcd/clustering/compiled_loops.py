@@ -1,11 +1,10 @@
-"""The loops of the compiled scan, which numba makes machine code of: what a row keeps of a block of
-products, and the float64 scores of what it has kept.
+"""Numba kernels of the compiled scan: they select entries from a block of products, and compute the
+float64 scores of the selected entries.
 
-This module is imported only where numba is installed; the labels are the same without it. Machine
-code is kept beside this file or in the user's cache, so that it is made once on a machine, and is
-made anew when this file changes: nothing that another file defines is compiled into it. No loop
-holds Python's lock. No slice is assigned to: the text of the error for another length would be
-compiled too, for two seconds.
+This module is imported only if numba is installed; the labels are the same without it. Machine code
+is cached beside this file or in the user's cache: it is compiled once per machine, and again after
+this file changes, so no code from other files may be compiled into it. All loops release the GIL.
+No loop assigns to a slice: compiling the error message for unequal lengths would take two seconds.
 
 See `mlcd.clustering.compiled_scan`. Shapes: B rows of a batch, C centers of a block, K centers, D
 dimension, M entries held, S best known, G groups.
@@ -20,31 +19,31 @@ from numpy.typing import NDArray
 
 _Singles: TypeAlias = NDArray[np.float32]
 
-_GROUP: Final = 16  # entries in a group, of which only the largest is looked at first
-_GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
-_HALVINGS: Final = 12  # of a range of values, in search of one
-AT_ONCE: Final = 8  # centers that are multiplied by a row at once: they are waited for together
-_FEW: Final = 16  # entries of a row, which are scored in any order
+_GROUP: Final = 16  # entries in a group; only the largest is compared first
+_GROUPS_EACH: Final = 2  # fewest groups per entry of the answer
+_HALVINGS: Final = 12  # bisection steps of the search for a threshold
+AT_ONCE: Final = 8  # centers multiplied by a row at once, so that their memory reads overlap
+_FEW: Final = 16  # so few entries of a row are scored in any order
 _LEAST_SCALE: Final = np.float32(1e-30)  # as in `int8_matmul`
-_UPPER: Final = np.float32(0.1)  # of the range of products that are held: those scored first
+_UPPER: Final = np.float32(0.1)  # share of the held range scored first
 _NONE: Final = np.float32(-np.inf)
 _ALL: Final = np.float32(np.inf)
 
-# of numba, for every loop
+# numba options of every loop
 _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
 class Query(NamedTuple):
-    """A question, and how far a score may lie above its product a: it is at most
+    """The input of a scan. A score is bounded by its product a:
 
         a + error |d| + length |d - d'| + of_row + offset.
 
-    rows: [B, D], and centers: [K, D], both float32. top: the centers of an answer. most: the
-    entries that are scored for a row, about; one with more is given up. of_row, length, error and
-    offset: as in `mlcd.clustering.certificate.Slack`, and with_any its bound for all centers, [B].
-    center_lengths, center_errors: |d| and |d - d'|, [K]. margin: what comparing bounds may lose
-    besides. order: how far apart two orders of summation may place two scores, [B]. All of these
-    are float64.
+    rows: [B, D], and centers: [K, D], both float32. top: number of centers per row. most:
+    approximate limit of scored entries per row; a row with more is abandoned. of_row, length,
+    error and offset: as in `mlcd.clustering.certificate.Slack`, and with_any its bound for all
+    centers, [B]. center_lengths, center_errors: |d| and |d - d'|, [K]. margin: error of
+    comparing bounds. order: how far two scores may move apart by the order of summation, [B].
+    All these are float64.
     """
 
     rows: NDArray[np.float32]
@@ -63,15 +62,15 @@ class Query(NamedTuple):
 
 
 class KeptEntries(NamedTuple):
-    """The entries that are held of each row, and its best centers.
+    """The entries held for each row, and its best centers.
 
-    ids, products: of the entries that are held until they are scored, [B, M]. num: how many these
-    are, [B]. best_ids, best_scores: the first centers of those scored, [B, S]; -1 and -inf where
-    there are fewer. threshold: no product of the answer is at or below it, [B] float32; -inf until
-    enough are scored, inf for a row that is given up. num_scored: [B]. sure: whether no other
-    center can be in the answer, and clear: whether its order and its scores in float32 are those of
-    any order of summation, [B]. waiting: memory for the centers that are scored at once, [8].
-    maxima, columns: memory for what is looked at in a block, at least [C].
+    ids, products: entries held until they are scored, [B, M]. num: number of held entries, [B].
+    best_ids, best_scores: best scored centers, [B, S], padded with -1 and -inf. threshold: every
+    product of the answer exceeds it, [B] float32; -inf until enough centers are scored, inf for an
+    abandoned row. num_scored: number of scored centers, [B]. sure: whether no other center can be
+    in the answer, [B]. clear: whether its order and float32 scores do not depend on the order of
+    summation, [B]. waiting: buffer for centers scored at once, [8]. maxima, columns: buffers for
+    the maxima and the columns of a block, at least [C].
     """
 
     ids: NDArray[np.int32]
@@ -92,8 +91,8 @@ class Products(NamedTuple):
     """The products of a row: value times scale plus term, rounded to float32 after each of the two
     steps, so that a product is the same wherever it is computed.
 
-    values: [at least C], terms: [C]. num_groups: G, of sixteen entries each, of which group g has
-    g, g + G, …; the last entries may be in none.
+    values: [at least C], terms: [C]. num_groups: G, of sixteen entries each; group g contains
+    g, g + G, …; the last entries may be in no group.
     """
 
     values: NDArray[np.float32]
@@ -103,24 +102,24 @@ class Products(NamedTuple):
 
 
 def _compiled(*may_assume: str) -> Callable[..., Any]:
-    """Returns what compiles a function. may_assume: what may be taken for granted of its floats."""
+    """Returns a decorator that compiles a function. may_assume: fastmath flags of LLVM."""
     return cast(Callable[..., Any], numba.njit(fastmath=set(may_assume), **_OPTIONS))
 
 
 def _compiled_once(function: Callable[..., Any]) -> Any:
-    """Compiles a function, which may call others, and keeps its machine code for other processes.
+    """Compiles a function and caches its machine code for other processes.
 
-    No class of ours may be in its signature: where another version has none of that name, what is
-    kept could not be read.
+    Its signature must not contain classes of this package: another version without the class could
+    not read the cache.
     """
     try:
         return numba.njit(function, cache=True, **_OPTIONS)
-    except RuntimeError:  # there is no folder that it may write to
+    except RuntimeError:  # no folder is writable for the cache
         return numba.njit(function, **_OPTIONS)
 
 
 def read_only(vectors: _Singles) -> _Singles:
-    """Returns a view that cannot be written to: loops are compiled once, for such vectors alone."""
+    """Returns a read-only view: loops are compiled only for read-only vectors."""
     view = vectors.view()
     view.flags.writeable = False
     return view
@@ -134,24 +133,23 @@ def keep(
     query_fields: tuple[Any, ...],
     kept_fields: tuple[Any, ...],
 ) -> int:
-    """Keeps the entries of a block that may be in the answer, and returns how many rows are given
-    up. sums: values, scales and terms as in `mlcd.clustering.matmul.Sums`. start: the block's first
-    center. num_left: the centers of later blocks; after the last all that may be in the answer is
-    scored.
+    """Holds the entries of a block that may be in the answer; returns the number of abandoned rows.
 
-    Where nothing is known of a row, some of its largest products are scored first, as many as it
-    takes for an answer and few more.
+    sums: values, scales and terms as in `mlcd.clustering.matmul.Sums`. start: first center of the
+    block. num_left: number of centers in later blocks; after the last block, all entries that may
+    be in the answer are scored. For a row without a threshold, the largest products are scored
+    first: enough for an answer and few more.
     """
     query, entries = Query(*query_fields), KeptEntries(*kept_fields)
     values_BC, scales_B, terms_C = sums
     num = len(terms_C)
     num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
-    # of each group, then the entries that are in none
+    # maxima of the groups, then the entries outside of groups
     maxima = entries.maxima[: num - (_GROUP - 1) * num_groups]
-    columns, num_given_up = entries.columns, 0
+    columns, num_abandoned = entries.columns, 0
     for row in range(len(values_BC)):
         if entries.threshold[row] == _ALL:
-            num_given_up += 1
+            num_abandoned += 1
             continue
         products = Products(values_BC[row], scales_B[row], terms_C, num_groups)
         below = _ALL
@@ -165,17 +163,15 @@ def keep(
         _hold(row, products, columns[:num_found], start, query, entries)
         if entries.num_scored[row] > query.most:
             entries.threshold[row], entries.num[row] = _ALL, 0
-            num_given_up += 1
+            num_abandoned += 1
         elif num_left == 0:
             _score_all(row, query, entries)
-    return num_given_up
+    return num_abandoned
 
 
 @_compiled_once
 def settle(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
-    """Tells of which rows the answer is sure, and clear. Of a row that is given up nothing is known
-    then.
-    """
+    """Sets `sure` and `clear` of each row, and clears the best centers of abandoned rows."""
     query, entries = Query(*query_fields), KeptEntries(*kept_fields)
     last = query.top - 1
     for row in range(len(entries.num)):
@@ -183,7 +179,7 @@ def settle(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
         if entries.threshold[row] == _ALL:
             for place in range(len(scores)):
                 entries.best_ids[row, place] = -1
-        # beyond the last that is known, none is nearer than it
+        # unlisted centers are not nearer than the last listed one
         none_beyond = scores[-1] < scores[last] - order
         entries.sure[row] = entries.best_ids[row, last] >= 0 and none_beyond
         entries.clear[row] = entries.sure[row] and _is_clear(row, query, entries)
@@ -196,7 +192,7 @@ def _is_clear(row: int, query: Query, entries: KeptEntries) -> bool:
         score, following = scores[place], scores[place + 1]
         if np.float32(score - order) != np.float32(score + order):
             return False
-        # the scores of equal centers are equal in any order of summation, and their ids decide
+        # equal centers have equal scores in any order of summation: their ids decide
         equal = score == following and _is_same(query.centers, ids[place], ids[place + 1])
         if score <= following + order and not equal:
             return False
@@ -212,7 +208,7 @@ def _is_same(centers: _Singles, first: int, second: int) -> bool:
 
 
 def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: Any) -> None:
-    """Does what `mlcd.clustering.int8_matmul.round_in_numpy` does."""
+    """Rounds rows like `mlcd.clustering.int8_matmul.round_in_numpy`, with the same arguments."""
     memory_4D = np.zeros((4, rows_BD.shape[1]), np.float32)
     _round_rows(read_only(rows_BD), shift_D, levels, memory_4D, tuple(rounded))
 
@@ -225,8 +221,8 @@ def _round_rows(
     memory_4D: _Singles,
     rounded_fields: tuple[Any, ...],
 ) -> None:
-    """Rounds rows as above. memory_4D: zeros, which hold a row, the sizes of its components and
-    their maxima.
+    """Rounds rows as above. memory_4D: zeros; buffers for a row, the absolute values of its
+    components, zero terms and the maxima.
     """
     unsigned, scales, squares, left_out, offsets = rounded_fields
     dimension = rows_BD.shape[1]
@@ -257,7 +253,7 @@ def _product(products: Products, column: int) -> np.float32:
 
 @_compiled("nnan", "nsz")
 def _write_maxima(products: Products, maxima: _Singles) -> None:
-    """Writes the largest entry of each group, then those that are in none. Maxima run along
+    """Writes the largest entry of each group, then the entries outside of groups. Maxima run along
     contiguous memory, four at a time.
     """
     num_groups = products.num_groups
@@ -278,7 +274,7 @@ def _write_maxima(products: Products, maxima: _Singles) -> None:
 def _write_numbers(
     vector: _Singles, scale: np.float32, zero: np.float32, unsigned: NDArray[np.uint8]
 ) -> tuple[np.float32, np.float32]:
-    """Writes whole numbers, and returns the sums of their squares and of those of what is left."""
+    """Writes the quantized row; returns the sums of its squares and of the squared errors."""
     inverse = np.float32(1) / scale
     squares = left_out = np.float32(0)
     for component in range(len(vector)):
@@ -300,8 +296,8 @@ def _inner_product(vector: _Singles, second_vector: _Singles) -> np.float32:
 
 @_compiled()
 def _reached(values: _Singles, num: int) -> np.float32:
-    """Returns a value that at least so many of these reach, and few more; -inf where there are
-    fewer.
+    """Returns a value that at least `num` of the values reach, and few more; -inf if there are
+    fewer than `num` values.
     """
     if len(values) < num:
         return _NONE
@@ -323,7 +319,7 @@ def _reached(values: _Singles, num: int) -> np.float32:
 
 @_compiled("reassoc")
 def _num_reaching(values: _Singles, least: np.float32) -> np.float32:
-    num = np.float32(0)  # so that eight are counted at a time
+    num = np.float32(0)  # a float, so that eight are counted at a time
     for at in range(len(values)):
         num += np.float32(values[at] >= least)
     return num
@@ -337,8 +333,8 @@ def _find(
     below: np.float32,
     columns: NDArray[np.int64],
 ) -> int:
-    """Writes the columns of the entries above the threshold, up to `below`, and returns how many
-    they are. A column is written before it is compared: a branch would be guessed wrong.
+    """Writes the columns of the entries above the threshold, up to `below`, and returns their
+    number. A column is written before its comparison, which avoids a mispredicted branch.
     """
     num, num_groups = 0, products.num_groups
     for group in range(num_groups):
@@ -380,8 +376,8 @@ def _hold(
 def _score_first(
     row: int, start: int, columns: NDArray[np.int64], query: Query, entries: KeptEntries
 ) -> int:
-    """Scores the centers of the first of these columns, eight by eight until an answer is known,
-    and returns how many.
+    """Scores the centers of the first columns, eight at a time, until `top` are scored; returns
+    the number of scored centers.
     """
     num, waiting = 0, entries.waiting
     while num < min(query.top, len(columns)):
@@ -395,7 +391,7 @@ def _score_first(
 
 @_compiled()
 def _score_all(row: int, query: Query, entries: KeptEntries) -> None:
-    """Scores the entries that are held and may be in the answer."""
+    """Scores the held entries that may be in the answer."""
     if entries.num[row] > _FEW:
         _score_upper(row, _UPPER, query, entries)
     _score(row, _NONE, query, entries)
@@ -403,7 +399,7 @@ def _score_all(row: int, query: Query, entries: KeptEntries) -> None:
 
 @_compiled()
 def _make_room(row: int, query: Query, entries: KeptEntries) -> None:
-    """Scores the entries of largest products, more and more of them, until few are left."""
+    """Scores the held entries with the largest products, until at most half of the room is used."""
     share = _UPPER
     _score_upper(row, share, query, entries)
     while entries.num[row] > entries.ids.shape[1] // 2:
@@ -413,7 +409,7 @@ def _make_room(row: int, query: Query, entries: KeptEntries) -> None:
 
 @_compiled()
 def _score_upper(row: int, share: np.float32, query: Query, entries: KeptEntries) -> None:
-    """Scores those that are held whose products are in this share of their range, the upper."""
+    """Scores the held entries whose products lie in the upper `share` of their range."""
     lowest = largest = entries.products[row, 0]
     for place in range(entries.num[row]):
         largest = max(largest, entries.products[row, place])
@@ -423,8 +419,8 @@ def _score_upper(row: int, share: np.float32, query: Query, entries: KeptEntries
 
 @_compiled()
 def _score(row: int, lowest: np.float32, query: Query, entries: KeptEntries) -> None:
-    """Scores the entries that are held and may be in the answer, and whose products are not below
-    `lowest`. The others that may be in it are held as before.
+    """Scores the held entries that may be in the answer and whose products reach `lowest`. Other
+    entries that may be in the answer stay held.
     """
     ids, products, best_scores = entries.ids[row], entries.products[row], entries.best_scores[row]
     error, length, last = query.error[row], query.length[row], query.top - 1
@@ -454,9 +450,9 @@ def _score(row: int, lowest: np.float32, query: Query, entries: KeptEntries) -> 
 def _score_some(
     row: int, ids: NDArray[np.int64], num: int, query: Query, entries: KeptEntries
 ) -> None:
-    """Scores the first of these centers, and raises the threshold by them."""
+    """Scores the first `num` of these centers, and raises the threshold."""
     best_ids, best_scores = entries.best_ids[row], entries.best_scores[row]
-    for place in range(num, AT_ONCE):  # what is in the cache costs little
+    for place in range(num, AT_ONCE):  # padding: a center that is in the cache costs little
         ids[place] = ids[0]
     _score_eight(
         query.rows[row], query.centers, ids, num, entries.num_scored[row], best_ids, best_scores
@@ -477,8 +473,8 @@ def _score_eight(
     best_ids: NDArray[np.int64],
     best_scores: NDArray[np.float64],
 ) -> None:
-    """Multiplies eight centers by a row, and puts the first `num` of them among the best. The
-    others fill the eight up. num_known: how many have been put there before.
+    """Multiplies eight centers by a row, and inserts the first `num` among the best; the remaining
+    centers are padding. num_known: number of centers inserted before.
     """
     scores = _products(
         vector,
@@ -501,8 +497,8 @@ def _score_eight(
 def _insert(
     ids: NDArray[np.int64], scores: NDArray[np.float64], num: int, center: int, score: float
 ) -> None:
-    """Puts a center in its place among the best, by score and then by id. num: how many have been
-    put there before.
+    """Inserts a center among the best, by score descending, then id ascending. num: number of
+    centers inserted before.
     """
     at = min(num, len(ids) - 1)
     if num >= len(ids) and (score < scores[at] or (score == scores[at] and center > ids[at])):

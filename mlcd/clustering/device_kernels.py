@@ -1,8 +1,14 @@
-"""Kernels of a scan on a CUDA GPU, in the language Triton, which comes with PyTorch's CUDA builds.
+"""Kernels of a scan on a CUDA GPU, in Triton, which is part of PyTorch's CUDA builds.
 
+<<<<<<< HEAD
 A library's product writes a score for each row and center, and reading these again takes half as
 long as the product. These kernels keep them in registers, where only maxima are of interest, and
 skip rows without a center. `mlcd.clustering.device_products` says what each computes.
+=======
+A library's matrix product writes every score, and reading the scores again takes half as long as
+the product. These kernels keep scores in registers, write only maxima, and skip groups without
+centers. `mlcd.clustering.device_products` says what each kernel computes.
+>>>>>>> proseC
 """
 
 from typing import Any, Final
@@ -13,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 _OLDER: Final = {"BLOCK_ROWS": 128, "BLOCK_DIMENSION": 32, "num_warps": 8, "num_stages": 3}
-# Chosen on an H200: 87 % of its measured limit; the asynchronous copies of its hardware gain 1 %.
+# Chosen on an H200: 87 % of its measured limit; its asynchronous copies would gain 1 %.
 _HOPPER: Final = {"BLOCK_ROWS": 128, "BLOCK_DIMENSION": 64, "num_warps": 8, "num_stages": 4}
 _HOPPER_BYTES: Final = 192 << 10  # of shared memory: 4 stages of 64 components of 384 rows
 _ROWS_TOGETHER: Final = 8  # blocks of rows that share a tile of centers in the cache
@@ -37,7 +43,7 @@ def _maxima(
     BLOCK_DIMENSION: tl.constexpr,
     TOGETHER: tl.constexpr,
 ) -> None:
-    # neighbors share their centers: all blocks of TOGETHER blocks of rows, then the next tile
+    # neighboring programs share a tile of centers: TOGETHER blocks of rows, then the next tile
     number = tl.program_id(0)
     num_blocks = tl.cdiv(num_rows, BLOCK_ROWS)
     tile_blocks = TOGETHER * num_tiles
@@ -48,7 +54,7 @@ def _maxima(
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     center = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     component = tl.arange(0, BLOCK_DIMENSION)
-    # what is beyond the last is computed from another one, and dropped
+    # out-of-range rows and centers wrap around; their results are dropped
     row_at = rows + (row % num_rows)[:, None] * DIMENSION + component[None, :]
     center_at = centers + (center % num_centers)[None, :] * DIMENSION + component[:, None]
     product = tl.zeros((BLOCK_ROWS, TILE), dtype=tl.float32)

@@ -1,7 +1,7 @@
-"""The products of a scan on a device: by kernels on a CUDA GPU, and by torch's own operations
-where the language Triton is not installed, or on a CPU.
+"""Computes the products of a scan on a device: with Triton kernels on a CUDA GPU, or with torch
+operations on a CPU and without Triton.
 
-Both give the same but for the order of sums in float32 and float64. Shapes: B rows, K centers, D
+The results differ only in the order of float32 and float64 sums. Shapes: B rows, K centers, D
 dimension, G groups of GROUP centers, T tiles of TILE centers, W chosen for each row.
 """
 
@@ -14,18 +14,18 @@ from typing import Final
 import torch
 from torch import Tensor
 
-GROUP: Final = 16  # centers of which only the largest product counts
+GROUP: Final = 16  # centers per group; only its largest product is kept
 TILE: Final = 256
 _BLOCK_CENTERS: Final = 32 * TILE  # multiplied at once
-_ENTRIES: Final = 1 << 24  # gathered at once
+_ENTRIES: Final = 1 << 24  # components gathered at once
 _LOCK = threading.Lock()  # a kernel is compiled at its first use
 
 
 def maxima(rows_BD: Tensor, centers_KD: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the largest product of each row with the centers of each group, float32 [B, T * 16],
-    and of each tile, [B, T]; -inf for a group that has none.
+    and of each tile, [B, T]; -inf for a group without centers.
 
-    rows, centers: bfloat16, the centers a multiple of GROUP, D one of 64.
+    rows, centers: bfloat16. K must be a multiple of GROUP, and D of 64.
     """
     num_tiles = -(-len(centers_KD) // TILE)
     groups_BG = rows_BD.new_empty((len(rows_BD), num_tiles * (TILE // GROUP)), dtype=torch.float32)
@@ -47,7 +47,7 @@ def maxima(rows_BD: Tensor, centers_KD: Tensor) -> tuple[Tensor, Tensor]:
 
 def of_members(rows_BD: Tensor, centers_KD: Tensor, chosen_BW: Tensor) -> Tensor:
     """Returns the products of each row with the centers of its chosen groups, float32 [B, W *
-    GROUP]; -inf for those of group -1.
+    GROUP]; -inf for the centers of group -1.
     """
     products = rows_BD.new_empty((*chosen_BW.shape, GROUP), dtype=torch.float32)
     if by_kernels(rows_BD.device):
@@ -79,13 +79,13 @@ def in_float64(rows_BD: Tensor, centers_KD: Tensor, chosen_BW: Tensor) -> Tensor
 
 
 def by_kernels(device: torch.device) -> bool:
-    """Tells whether kernels compute on this device."""
+    """Returns whether kernels compute on this device."""
     return device.type == "cuda" and find_spec("triton") is not None and _kernels_run(device)
 
 
 @cache
 def _kernels_run(device: torch.device) -> bool:
-    """Tries each kernel once: it is compiled where it runs, which needs a C compiler."""
+    """Runs each kernel once, which compiles it; this requires a C compiler."""
     from mlcd.clustering import device_kernels
 
     rows, centers = (
@@ -99,7 +99,7 @@ def _kernels_run(device: torch.device) -> bool:
         score = torch.empty((1, 1), dtype=torch.float64, device=device)
         device_kernels.in_float64(rows.float(), centers.float(), first, score)
         return score.item() == tiles.item() == rows.shape[1]
-    except Exception as error:  # noqa: BLE001 - of the compiler, the driver or the disk
+    except Exception as error:  # noqa: BLE001 - from the compiler, the driver or the disk
         reason = str(error).partition("\n")[0]
         warnings.warn(
             f"a GPU finds labels without kernels, which is slower: {reason}",

@@ -1,23 +1,22 @@
-"""The scan of a device: for each row a few centers, among which its answer is.
+"""Scans centers on a device: returns for each row a few centers that contain its answer.
 
-The bounds are those of `mlcd.clustering.nearest`. A device has room for every product of a batch,
-or for maxima of them, so no threshold has to rise from block to block. All shapes are known before,
-and nothing is read back until the end: the host waits once for a batch, and the device never.
+The bounds are derived in `mlcd.clustering.nearest`. A device has memory for all products of a
+batch, or for their maxima, so no threshold has to rise from block to block. All shapes are known in
+advance, and results are read back only at the end: the host waits once per batch, the device never.
 
-1. Of the products of a row with all centers, in bfloat16 summed in float32, the largest of each
-   group of 16 and of each tile of 256 is kept. The l largest are products of l centers, and bound
-   the last of the answer from below; what is lower by more than twice the error is passed over.
-2. Of the tiles, then of the groups, that are not, as many as there is room for are taken, the
-   largest first, and their members' products are computed again. These l largest bound the answer
-   more closely.
-3. The centers left are scored in float64. Those that may be in the answer by another order of
-   summation are the shortlist. Where no two of them are so near that their order depends on it, and
-   none so near to the middle of two float32 numbers, that is the answer.
+1. All products of a row are computed in bfloat16 and summed in float32. The maximum of each group
+   of 16 centers and of each tile of 256 is kept. The l largest maxima belong to l centers, so they
+   bound the l-th best score from below; maxima lower by more than twice the error are skipped.
+2. The largest of the remaining tiles, then groups, are selected as far as `room` allows, and their
+   members' products are computed again. The l largest of these bound the answer more closely.
+3. The remaining centers are scored in float64. The shortlist has those that may be in the answer
+   under any order of summation. It is the answer if neither its order nor its rounding to float32
+   depends on the order of summation.
 
-A row for which there was no room is not sure, and is asked for again with more room. Batches have
-streams of their own, so that one is copied while another is multiplied.
+A row that exceeds `room` is not sure, and is scanned again with more room. Each batch has its own
+stream, so that one batch is copied while another is multiplied.
 
-Shapes: B rows of a batch, K centers, D dimension, L of the answer.
+Shapes: B rows of a batch, K centers, D dimension, L centers per answer.
 """
 
 from collections.abc import Iterator
@@ -38,26 +37,28 @@ from mlcd.types import Embeddings
 
 _ALIGNED: Final = 64  # components that a kernel loads at once
 _BLOCK_CENTERS: Final = 1 << 16  # rounded at once
-# Tiles for each of the answer: where there are fewer, two of the answer are often in one tile, and
-# the largest of the others say little.
+# Fewest tiles per center of the answer: with fewer, two of its centers often share a tile, and the
+# maxima of other tiles give a loose bound.
 _TILES_EACH: Final = 32
-_MEMBERS_EACH: Final = 2  # members scored in float64, for each group that there is room for
-_SPARED: Final = 8  # of the room: a shortlist's, for centers that are equal to the answer's last
-_MAXIMA: Final = 1 << 27  # held at once for a batch: 512 MiB
-_MEMBERS: Final = 1 << 25  # looked at together: 384 MiB with their ids
+_MEMBERS_EACH: Final = 2  # members scored in float64 per group of room
+_SPARED: Final = (
+    8  # a shortlist has 1/8 of the room in extra entries, for ties with the last center
+)
+_MAXIMA: Final = 1 << 27  # maxima in memory per batch: 512 MiB
+_MEMBERS: Final = 1 << 25  # products of members in memory: 384 MiB with their ids
 _LEAST_ROWS, _MOST_ROWS = 128, 4096
-_IN_FLIGHT: Final = 3  # batches, so that the device has work while the host waits
-_SINGLE: Final = 2.0**-23  # tensor cores may cut their float32 sums
+_IN_FLIGHT: Final = 3  # concurrent batches, so that the device has work while the host waits
+_SINGLE: Final = 2.0**-23  # tensor cores may truncate their float32 sums
 _DOUBLE: Final = 2.0**-52
 
 
 def cuda_available() -> bool:
-    """Tells whether torch can use a GPU here that multiplies bfloat16."""
+    """Returns whether torch can use a GPU that multiplies bfloat16."""
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def on_gpu(centers_KD: Embeddings) -> "DeviceScan":
-    """Puts the centers on the GPU. Raises Unavailable where it does not take them."""
+    """Puts the centers on the GPU. Raises Unavailable if the GPU cannot take them."""
     try:
         return DeviceScan(centers_KD)
     except RuntimeError as error:
@@ -68,7 +69,7 @@ def on_gpu(centers_KD: Embeddings) -> "DeviceScan":
 
 
 class DeviceScan:
-    """The centers on a device: as they are, and rounded to bfloat16 less their mean."""
+    """The centers on a device: in float32, and less their mean in bfloat16."""
 
     rooms: Final = (8, 64)
     sums_in_order: Final = False
@@ -76,7 +77,7 @@ class DeviceScan:
     def __init__(self, centers_KD: Embeddings, device: str = "cuda") -> None:
         _keep_float32_exact()
         self.name = f"bf16 {device}"
-        by_kernels(torch.device(device))  # which are tried before threads ask for them
+        by_kernels(torch.device(device))  # tries the kernels before threads use them
         self._device, self._num_centers = torch.device(device), len(centers_KD)
         shift_D = torch.from_numpy(mean_of(centers_KD)).to(self._device)
         num, dimension = centers_KD.shape
@@ -93,7 +94,7 @@ class DeviceScan:
             lengths_3K[:, block] = torch.stack(
                 [_lengths(exact), _lengths(rounded.double()), _lengths(exact - rounded.double())]
             )
-        # Copies of the last center fill its group up: they change no maximum of it.
+        # Copies of the last center pad its group: they do not change its maximum.
         self._rounded_KD[num:] = self._rounded_KD[num - 1 : num]
         shift = float(shift_D.double().norm())
         self._norms = Norms.of_each(lengths_3K.cpu().numpy(), shift, dimension)
@@ -105,15 +106,20 @@ class DeviceScan:
 
     @property
     def batch_rows(self) -> int:
-        """Returns the most rows that it is asked for at once."""
+        """Returns the maximum number of rows per batch."""
         rows = _MAXIMA // max(1, len(self._rounded_KD) // GROUP)
         return min(_MOST_ROWS, max(_LEAST_ROWS, rows))
 
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
         """Returns the centers that may be among the `top` of each row.
 
+        <<<<<<< HEAD
         room: the tiles, and the groups, of which members are looked at, for each row. Where the
         device is out of memory, no row is sure.
+        =======
+        room: number of tiles, and of groups, whose members are computed for each row. If the device
+        runs out of memory, no row is sure.
+        >>>>>>> proseC
         """
         num_rows = max(1, _MEMBERS // (room * GROUP))
         with suppress(torch.cuda.OutOfMemoryError), self._stream(), torch.inference_mode():
@@ -132,7 +138,7 @@ class DeviceScan:
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
-        """Takes a stream from those that wait for a batch. What made the centers has ended."""
+        """Takes an idle stream for a batch. The work that created the centers has finished."""
         stream = self._streams.get()
         try:
             with torch.cuda.stream(stream):
@@ -145,7 +151,7 @@ class DeviceScan:
         rows_BD = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
         rows_BD[:, : exact_BD.shape[1]] = exact_BD
         slack = self._slack(exact_BD, rows_BD[:, : exact_BD.shape[1]])
-        # A row without a bound is left to the CPU, and is no danger to the device as zeros.
+        # A row without a bound is left to the CPU; the device gets zeros, which cannot overflow.
         holds_B = cast(Tensor, slack.holds())
         rows_BD.masked_fill_(~holds_B[:, None], 0.0)
         slack_B = cast(Tensor, slack.with_any).masked_fill(~holds_B, 0.0)
@@ -193,9 +199,9 @@ class DeviceScan:
 
 @dataclass(frozen=True)
 class _Largest:
-    """The largest of each row's values, in descending order, [B, n], and where they are.
+    """The largest of each row's values, in descending order, [B, n], and their columns.
 
-    all: true where these are all values.
+    all: whether these are all values.
     """
 
     values: Tensor
@@ -208,35 +214,35 @@ class _Largest:
         return cls(*values_BN.topk(num, dim=1), all=num == values_BN.shape[1])
 
     def last(self, top: int) -> Tensor:
-        """Returns what the `top` largest reach, [B, 1]; -inf where there are fewer."""
+        """Returns the `top`-th largest value of each row, [B, 1]; -inf if there are fewer."""
         if top > self.values.shape[1]:
             return torch.full_like(self.values[:, :1], -torch.inf)
         return self.values[:, top - 1 : top]
 
     def in_order(self, top: int, apart_B1: Tensor) -> Tensor:
-        """Tells for each row, [B], whether the first are further apart than this, and from the
-        next.
+        """Returns a mask [B] of the rows whose first `top` + 1 values differ by more than
+        `apart_B1`.
         """
         first = self.values[:, : top + 1]
         return (first[:, :-1] - first[:, 1:] > apart_B1).all(dim=1)
 
     def rounded_alike(self, top: int, apart_B1: Tensor) -> Tensor:
-        """Tells for each row, [B], whether the first are the same in float32 if moved by this."""
+        """Returns a mask [B] of the rows whose first values round alike in float32 if moved."""
         first = self.values[:, :top]
         # zero has two signs
         alike = ((first - apart_B1).float() == (first + apart_B1).float()) & (first != 0)
         return alike.all(dim=1)
 
     def complete(self, limit_B1: Tensor) -> Tensor:
-        """Tells for each row, [B], whether all values above this limit are among these."""
+        """Returns a mask [B] of the rows whose values above the limit are all among these."""
         if self.all:
             return torch.ones(len(self.values), dtype=torch.bool, device=self.values.device)
         return self.values[:, -1] <= limit_B1[:, 0]
 
 
 def _limit(reached_B1: Tensor, slack_B: Tensor) -> Tensor:
-    """Returns the limit at or below which no product belongs to a center as near as those whose
-    products reach this, float32 [B, 1]: `certificate.beyond_reach` on the device.
+    """Returns a limit, float32 [B, 1]: centers with products not above it are farther than centers
+    whose products reach `reached_B1`. The same as `certificate.beyond_reach`, on the device.
     """
     bound_B1 = reached_B1.double() - 2 * slack_B[:, None] - 2 * DOUBLE_MARGIN
     limit_B1 = bound_B1.float()
@@ -244,18 +250,18 @@ def _limit(reached_B1: Tensor, slack_B: Tensor) -> Tensor:
 
 
 def _tensor(rows_BD: Embeddings) -> Tensor:
-    """Returns the rows; a copy of those that may not be written, of which torch would warn."""
+    """Returns the rows as a tensor; copies read-only arrays, about which torch would warn."""
     return torch.from_numpy(rows_BD) if rows_BD.flags.writeable else torch.tensor(rows_BD)
 
 
 def _lengths(rows_BD: Tensor) -> Tensor:
-    """Returns a bound of the length of each float64 row from above, [B]."""
+    """Returns an upper bound of the length of each float64 row, [B]."""
     bound: Tensor = rows_BD.square().sum(dim=1).sqrt() * (1 + rows_BD.shape[1] * _DOUBLE)
     return bound
 
 
 def _keep_float32_exact() -> None:
-    """Forbids reduced float32 sums, for which the error bounds do not hold."""
+    """Forbids reduced-precision float32 sums, for which the error bounds are not valid."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.set_float32_matmul_precision("highest")

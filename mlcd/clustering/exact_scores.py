@@ -1,5 +1,5 @@
-"""The exact scores of chosen (row, center) pairs, and the one order of pairs: float64 score
-descending, then id.
+"""Computes exact scores of (row, center) pairs and sorts pairs by float64 score descending, then
+by id ascending.
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mlcd.clustering.matmul import pairs_at_once
 from mlcd.types import Embeddings
 
-# Components that einsum sums at once: it divides longer sums, elsewhere for other numbers of pairs.
+# Components per einsum: it splits longer sums at places that depend on the number of pairs.
 _COMPONENTS: Final = 4096
 
 
@@ -21,11 +21,10 @@ def ordered(
     columns: NDArray[np.int64],
     top: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the first `top` of the given (row, center) pairs of each row, as ids and scores [B,
-    top].
+    """Returns the first `top` of each row's (row, center) pairs, as ids and scores [B, top].
 
-    The order is by float64 score and then by id; ids are -1 and scores -inf where a row has fewer
-    pairs.
+    The order is by float64 score descending, then by id ascending. A row with fewer pairs is padded
+    with -1 and -inf.
     """
     exact = exact_scores(z_BD, centers, rows, columns)
     order = np.lexsort((columns, -exact, rows))
@@ -43,10 +42,10 @@ def exact_scores(
 ) -> NDArray[np.float64]:
     """Returns the float64 score of each (row, center) pair.
 
-    The order of summation is always the same, whatever the other pairs are.
+    The order of summation does not depend on the other pairs.
     """
     scores, at_once = np.empty(len(rows)), pairs_at_once(z_BD.shape[1])
-    # memory that is used again: fresh pages for every part would cost more than the sums
+    # reused memory: new pages for every part would cost more than the sums
     shape = (min(at_once, len(rows)), z_BD.shape[1])
     as_read, of_centers, of_rows = (np.empty(shape, t) for t in (np.float32, float, float))
     for start in range(0, len(rows), at_once):
@@ -62,9 +61,7 @@ def exact_scores(
 def scores_of_each(
     z_BD: Embeddings, centers: Embeddings, ids_BM: NDArray[np.integer]
 ) -> NDArray[np.float64]:
-    """Returns what `exact_scores` does for each row and each of its centers, [B, M]; -inf for an id
-    of -1.
-    """
+    """Returns the exact score of each row and each of its centers, [B, M]; -inf for an id of -1."""
     scores_BM = np.empty(ids_BM.shape)
     num_rows = max(1, pairs_at_once(z_BD.shape[1]) // max(1, ids_BM.shape[1]))
     shape = (num_rows, ids_BM.shape[1], z_BD.shape[1])
@@ -87,7 +84,7 @@ def _sum_products(
     second: NDArray[np.float64],
     out: NDArray[np.float64],
 ) -> None:
-    """Sums products over the last axis into `out`, in one order for every shape."""
+    """Sums products over the last axis into `out`, in the same order for every shape."""
     np.einsum(subscripts, first[..., :_COMPONENTS], second[..., :_COMPONENTS], out=out)
     for start in range(_COMPONENTS, first.shape[-1], _COMPONENTS):
         part = slice(start, start + _COMPONENTS)
@@ -97,6 +94,6 @@ def _sum_products(
 def first_in_order(
     ids_BM: NDArray[np.int64], scores_BM: NDArray[np.float64], top: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the first `top` of each row's candidates, by score and then by id."""
+    """Returns each row's first `top` candidates, by score descending, then by id ascending."""
     order = np.lexsort((ids_BM, -scores_BM), axis=1)[:, :top]
     return np.take_along_axis(ids_BM, order, axis=1), np.take_along_axis(scores_BM, order, axis=1)

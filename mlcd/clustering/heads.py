@@ -1,5 +1,5 @@
-"""The heads of vectors: a few components along directions that hold most of them, and the length of
-the rest. Their inner products bound those of the vectors from above.
+"""The heads of vectors: their components along a few main directions, and the length of the
+remainder. The inner product of two heads bounds that of their vectors from above.
 
 Let the columns of H be orthonormal but for E = H'H - I, Q the orthonormal matrix nearest to H, and
 y, w the heads H'x, H'c as computed in float32. A sum of D products is off by at most g = D u / (1 -
@@ -30,10 +30,10 @@ _TINY: Final = 2.0**-120  # squares of float32 below this lose digits
 
 
 def main_directions(sample: Embeddings, num: int) -> Embeddings:
-    """Returns about so many orthonormal directions that hold most of the sample, [D, H]."""
+    """Returns up to `num` orthonormal directions that carry most of the sample, [D, H]."""
     start = np.random.default_rng(0).standard_normal((sample.shape[1], num))
     basis = start.astype(np.float32)
-    for _ in range(_ROUNDS):  # turns the directions to those that hold most
+    for _ in range(_ROUNDS):  # subspace iteration toward the main directions
         basis = np.linalg.qr((sample.T @ (sample @ basis)).astype(np.float64))[0].astype(np.float32)
     return basis
 
@@ -41,7 +41,8 @@ def main_directions(sample: Embeddings, num: int) -> Embeddings:
 class Heads:
     """The heads along given directions, the columns of `basis` [D, H].
 
-    slack: what the product of two heads may lack of that of the vectors x and c, of |x| |c|.
+    slack: how far the product of two heads may lie below that of their vectors x and c, as a share
+    of |x| |c|.
     """
 
     def __init__(self, basis_DH: Embeddings) -> None:
@@ -52,12 +53,12 @@ class Heads:
         self._growth = growth = dimension * _ROUNDOFF / (1 - dimension * _ROUNDOFF)
         off = growth * (num * (1 + skew)) ** 0.5 + skew
         self.slack = 2 * off + off**2
-        # of |x|^2: also what the two sums of squares and a few single steps in float32 lose
+        # share of |x|^2; includes float32 errors of both sums of squares and of a few steps
         self._tail_slack = 2 * off * (1 + off) + 2 * growth * (1 + off) ** 2 + 8 * _ROUNDOFF
 
     def of(self, rows_ND: Embeddings) -> Embeddings:
-        """Returns [N, H + 1] float32: the head of each row, and a length that its tail does not
-        exceed.
+        """Returns [N, H + 1] float32: the head of each row, and an upper bound of the length of its
+        tail.
         """
         heads = np.empty((len(rows_ND), self.basis.shape[1] + 1), dtype=np.float32)
         for start in range(0, len(rows_ND), _ROWS_AT_ONCE):
@@ -67,7 +68,7 @@ class Heads:
         return heads
 
     def _tails(self, rows_BD: Embeddings, heads_BH: Embeddings) -> NDArray[np.float32]:
-        with np.errstate(over="ignore", invalid="ignore"):  # rows that float32 cannot square
+        with np.errstate(over="ignore", invalid="ignore"):  # rows whose squares overflow float32
             whole_B = inner_products(rows_BD, rows_BD).astype(np.float64) / (1 - self._growth)
             squares_B = whole_B * (1 + self._tail_slack) - inner_products(heads_BH, heads_BH)
             tails_B = np.sqrt(np.maximum(squares_B + _TINY, 0)).astype(np.float32)

@@ -1,17 +1,17 @@
-"""The products of rows and centers in eight-bit integers, by oneDNN through torch.
+"""Multiplies rows and centers in eight-bit integers, with oneDNN through torch.
 
 A row x becomes x' = s q: whole numbers q of at most 127 in size and one scale s. The sums of
-products of whole numbers are exact. Where the CPU lacks VNNI, oneDNN adds pairs of products in
-sixteen bits, which may saturate; there the numbers of the rows stay within 63, so that no pair can.
+products of whole numbers are exact. If the CPU lacks VNNI, oneDNN adds pairs of products in
+sixteen bits, which may saturate; then the rows are quantized to 63, so that no pair can.
 
-One large component makes a row's scale coarse, and embeddings that lie in a narrow cone have it in
-common. So the mean m of the centers is subtracted from rows and centers alike:
+One large component makes a row's scale coarse, and embeddings in a narrow cone share this
+component. So the mean m of the centers is subtracted from rows and centers alike:
 
     x.c - x.m = (x - m).(c - m) + m.(c - m),
 
-where the last term is a number for each center, which is added to the products.
+where the last term is one number per center, which is added to the products.
 
-This module is imported only where torch is installed; the labels are the same without it.
+This module is imported only if torch is installed; the labels are the same without it.
 """
 
 from functools import cache
@@ -36,23 +36,23 @@ from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
 _CENTER_LEVELS: Final = 127
-_WIDE, _NARROW = 127, 63  # largest numbers of the rows with and without VNNI
+_WIDE, _NARROW = 127, 63  # largest quantized values of rows, with and without VNNI
 _BLOCK_CENTERS: Final = 4096
 _PACKED_FOR: Final = 1024  # rows
 _TILE: Final = 64  # centers
-MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
-_MOST_PRODUCT: Final = 1 << 15  # of two numbers, one of them unsigned
-_BEYOND: Final = 2.0**200  # a length that no bound holds for
+MOST_COMPONENTS: Final = 1 << 15  # int32 has room for sums of twice as many
+_MOST_PRODUCT: Final = 1 << 15  # of two quantized values, one of them unsigned
+_BEYOND: Final = 2.0**200  # a length for which no bound is valid
 _NEAR: Final = 1e-3
-_LEAST_SCALE: Final = np.float32(1e-30)  # which is not zero
-_AT_ONCE: Final = 1 << 18  # components: few, so that they stay in the cache
+_LEAST_SCALE: Final = np.float32(1e-30)  # avoids division by zero
+_AT_ONCE: Final = 1 << 18  # components: few enough for the cache
 
 
 class EightBitRows(NamedTuple):
-    """Rows y in whole numbers q, each with a scale s, so that s q is near y.
+    """Rows y = x - m quantized to whole numbers q with a scale s per row, so that s q is near y.
 
-    unsigned: q + levels + 1, uint8 [B, D]. The others are float32 [B]: scales; squares: the sum of
-    q^2; left_out: that of (y - s q)^2; and offsets: x.m for a row x = y + m, less the shift m.
+    unsigned: q + levels + 1, uint8 [B, D]. All other fields are float32 [B]: scales: s; squares:
+    the sum of q^2; left_out: the sum of (y - s q)^2; offsets: x.m.
     """
 
     unsigned: NDArray[np.uint8]
@@ -93,7 +93,7 @@ class Int8Matmul:
         (round_rows or round_in_numpy)(rows_BD, self.shift, self._row_levels, rounded)
         lengths = rounded.scales * lengths_of(rounded.squares, rows_BD.shape[1])
         errors = lengths_of(rounded.left_out, rows_BD.shape[1])
-        # what float32 rounds of the differences and of the shifted rows
+        # float32 rounding of the differences and of the shifted rows
         errors += 2.0**-22 * (lengths + errors)
         if not self._holds:
             lengths = np.full(len(rows_BD), _BEYOND)
@@ -107,7 +107,7 @@ class Int8Matmul:
     def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> NDArray[np.float32]:
         values, scales, terms = self._sums(rows, start, stop)
         product_BC = values[:, : len(terms)]
-        # row by row in memory, also where a tile is not full
+        # contiguous in memory, even if a tile is not full
         out = product_BC if product_BC.is_contiguous() else torch.empty(product_BC.shape)
         return torch.addcmul(terms, product_BC, scales, out=out).numpy()
 
@@ -126,7 +126,7 @@ class Int8Matmul:
 def round_in_numpy(
     rows_BD: Embeddings, shift_D: NDArray[np.float32], levels: int, rounded: EightBitRows
 ) -> None:
-    """Writes the rows, less the shift, in whole numbers of at most `levels` in size."""
+    """Quantizes the rows, less the shift, to whole numbers from -`levels` to `levels`."""
     at_once = max(1, _AT_ONCE // rows_BD.shape[1])
     for start in range(0, len(rows_BD), at_once):
         part = slice(start, start + at_once)
@@ -141,7 +141,7 @@ def round_in_numpy(
 
 
 def quantize(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Returns whole numbers of at most `levels` in size, and the scale of each row."""
+    """Returns whole numbers from -`levels` to `levels`, and the scale of each row."""
     largest = np.maximum(rows_BD.max(axis=1), -rows_BD.min(axis=1))
     scales = np.maximum(largest / np.float32(levels), _LEAST_SCALE)
     numbers = rows_BD / scales[:, None]
@@ -151,8 +151,8 @@ def quantize(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.float32], NDA
 def _packed(
     centers_CD: Embeddings, shift: NDArray[np.float32]
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Returns shifted centers in the form that oneDNN multiplies, and the term of each: as many as
-    fill its tiles, as it is slower by a half where the last is not full.
+    """Returns shifted centers packed for oneDNN, and the term of each, padded to full tiles: an
+    incomplete last tile makes oneDNN slower by a half.
     """
     full = -(-len(centers_CD) // _TILE) * _TILE
     centers_CD = np.pad(centers_CD, ((0, full - len(centers_CD)), (0, 0)))
@@ -174,7 +174,7 @@ def _product(numbers: Tensor, zero: int, weights: Any, scales: Tensor, zeros: Te
 
 @cache
 def computes_int8() -> bool:
-    """Tells whether this torch multiplies eight-bit integers as this module takes it to."""
+    """Returns whether this torch multiplies eight-bit integers as this module expects."""
     try:
         return row_levels() == _WIDE or _exact(_NARROW)
     except (AttributeError, NotImplementedError, RuntimeError):
@@ -183,12 +183,12 @@ def computes_int8() -> bool:
 
 @cache
 def row_levels() -> int:
-    """Returns the largest number of a row whose sums do not saturate here."""
+    """Returns the largest quantized value of rows for which sums do not saturate here."""
     return _WIDE if "AVX512_VNNI" in cpu_features() and _exact(_WIDE) else _NARROW
 
 
 def _exact(levels: int) -> bool:
-    """Tells whether sums of the largest products are exact, for rows of either sign."""
+    """Returns whether sums of the largest products are exact, for rows of either sign."""
     shape = (_PACKED_FOR, 256)
     matrix = np.ones((_BLOCK_CENTERS, shape[1]), dtype=np.float32)
     packed, _ = _packed(matrix, np.zeros(shape[1], dtype=np.float32))

@@ -1,8 +1,8 @@
 """Spherical k-means: maximizes J = (1/n) sum_i max_k <x_i, c_k> over unit centers.
 
 This is Lloyd's iteration with exact assignment. Rows are read block by block. Memory holds one
-block, or all rows where they are few, the centers, their sums, and 4 bytes a row for the last
-assignment, which makes the next one cheaper. Sums are sums of whole numbers: the centers depend on
+block (or all rows if they are few), the centers, their sums, and 4 bytes per row for the last
+assignment, which makes the next one faster. Sums are sums of whole numbers: the centers depend on
 the rows, the seed and the number of clusters, and not on batch size, threads or processes.
 """
 
@@ -32,13 +32,13 @@ from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings
 from mlcd.world import World
 
-MANY_CLUSTERS: Final = 16_384  # above this, the first centers are found in two levels
-# from this on too where rows abound: the first passes then move fewer rows
+MANY_CLUSTERS: Final = 16_384  # above this, the initial centers are found in two levels
+# from this on too if there are many rows per cluster: the first passes then move fewer rows
 _SEVERAL_CLUSTERS: Final = 2048
 _CELL_ITERATIONS: Final = 10
-_MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the search for heads
-_MANY_CENTERS: Final = 4096  # fewer do not repay eight bits or a GPU, unless passes are many
-# 1 - J below this is the rounding of rows in float32, whose length is 1 only as nearly
+_MANY_ROWS: Final = 16_384  # rows of one process; for fewer, heads cost more than they save
+_MANY_CENTERS: Final = 4096  # for fewer, eight bits or a GPU gain only over many passes
+# 1 - J below this is only the float32 rounding of the rows' unit length
 _LEAST_DISTANCE: Final = 2.0**-24
 _ALONE: Final = World()
 
@@ -48,10 +48,10 @@ _OpenScan = Callable[[Embeddings, MatmulName], CenterScan]
 
 @dataclass(frozen=True)
 class State:
-    """The position of a clustering, which a checkpoint holds.
+    """The state of a clustering, as saved in a checkpoint.
 
-    centers: those of this iteration, [K, D]. objective: J of the centers of each earlier iteration.
-    repaired: how many of these centers were replaced.
+    centers: centers of this iteration, [K, D]. objective: J of the centers of each earlier
+    iteration. repaired: number of centers replaced in this iteration.
     """
 
     centers: Embeddings
@@ -63,7 +63,7 @@ class State:
 
 @dataclass(frozen=True)
 class Progress:
-    """The findings of one iteration.
+    """The measurements of one iteration.
 
     objective and imbalance belong to its centers; moved counts the rows whose center changed.
     """
@@ -77,13 +77,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class KMeansResult:
-    """The centers and what they were measured to be.
+    """The centers and their measurements.
 
     centers: [K, D] unit rows. sizes: [K] int64, the members of each center. assignment: [N] int32,
-    the center of each row; each of several processes has that of its own rows (`World.own_rows`).
-    cosines: [K] float64, the mean inner product of a center and its members, NaN where it has none.
-    objective: J before each update, and J of the final centers last. num_splits: how many empty
-    clusters were refilled.
+    the center of each row; each of several processes has only its own rows (`World.own_rows`).
+    cosines: [K] float64, the mean inner product of a center and its members, NaN if it has none.
+    objective: J before each update, and J of the final centers last. num_splits: number of empty
+    clusters that were refilled.
     """
 
     centers: Embeddings
@@ -100,8 +100,8 @@ class MemberSums(Protocol):
     assignment: NDArray[np.int32]
 
     def assign(self, centers: Embeddings) -> int:
-        """Gives every row its nearest center and returns how many rows of all processes changed
-        theirs.
+        """Assigns every row to its nearest center; returns the number of rows of all processes
+        whose center changed.
         """
         ...
 
@@ -123,16 +123,16 @@ def kmeans(
     on_start: Callable[[State], None] = lambda _: None,
     on_iteration: Callable[[Progress], None] = lambda _: None,
 ) -> KMeansResult:
-    """Clusters rows, given in blocks of float32 [n, D] or as `Rows`. Rows that are not of unit
-    length are made so.
+    """Clusters rows, given as blocks of float32 [n, D] or as `Rows`. Rows are normalized to unit
+    length.
 
-    The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of
-    1 - J. start: the first centers, or the state to go on from. on_start gets the state at the
-    start of every iteration. world: the processes that share the rows. members: finds and sums
-    the members elsewhere.
+    The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of 1 -
+    J. start: the initial centers, or the state to continue from. on_start: called with the
+    state at the start of every iteration. world: the processes that share the rows. members:
+    assigns and sums rows in place of this process.
 
-    Raises InvalidInput for rows that are not finite or are zero, naming the first one, and for more
-    clusters than distinct rows.
+    Raises InvalidInput for the first row that is not finite or is zero, and for more clusters than
+    distinct rows.
     """
     if num_clusters < 1:
         raise ConfigInvalid(f"num_clusters must be at least 1, got {num_clusters}")
@@ -195,7 +195,7 @@ class _OwnMembers:
         return int(self._world.sum_integers(moved)[0])
 
     def _blocks(self) -> Iterable[tuple[int, Embeddings]]:
-        """Returns the rows of this process in blocks. Few are kept, so that one pass reads them."""
+        """Returns the rows of this process in blocks. Few rows stay in memory for later passes."""
         blocks = self._rows.blocks(self._start, self._stop)
         if not kept_bytes(self._stop - self._start, self._rows.dimension):
             return blocks
@@ -213,7 +213,7 @@ def assign(
 ) -> tuple[NDArray[np.int32], ClusterSums]:
     """Returns the nearest center of each row, and the sums of each center's rows.
 
-    previous: the last centers of the rows, by which the search is faster.
+    previous: the rows' centers of the last assignment, which make the search faster.
     """
     assignment = np.empty(rows.num_rows, np.int32)
     sums, nearest_to = ClusterSums.zeros(*centers.shape), _Nearest(rows.num_rows).open(centers)
@@ -227,8 +227,8 @@ def assign(
 def assign_in_block(
     rows: Rows, centers: Embeddings, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Returns the nearest of a block of centers for each row, and its exact score. first: the
-    number of the block's first center among all.
+    """Returns each row's nearest center of a block, and its exact score. first: id of the block's
+    first center.
     """
     assignment, scores = np.empty(rows.num_rows, np.int32), np.empty(rows.num_rows)
     nearest_to = _Nearest(rows.num_rows).open(centers)
@@ -243,9 +243,9 @@ def assign_in_block(
 def nearest_of_blocks(
     *blocks: tuple[NDArray[np.int32], NDArray[np.float64]],
 ) -> NDArray[np.int32]:
-    """Returns the center of highest score of each row. Ties go to the lowest number.
+    """Returns the center of highest score of each row. Ties go to the lowest id.
 
-    blocks: what `assign_in_block` returns, in ascending order of the blocks.
+    blocks: results of `assign_in_block`, in ascending order of the blocks.
     """
     (best, highest), *other_blocks = ((ids.copy(), scores.copy()) for ids, scores in blocks)
     for ids, scores in other_blocks:
@@ -255,7 +255,7 @@ def nearest_of_blocks(
 
 
 def sum_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
-    """Returns the sums of the rows of these centers alone. assignment: the center of each row."""
+    """Returns the sums of the rows of these centers. assignment: the center of each row."""
     sums = ClusterSums.zeros(len(centers), rows.dimension)
     own = np.flatnonzero((assignment >= centers.start) & (assignment < centers.stop))
     for start in range(0, len(own), BLOCK_ROWS):
@@ -265,14 +265,14 @@ def sum_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> C
 
 
 class _Nearest:
-    """The exact search for the nearest center in the way that suits the machine and the work; every
-    way gives the same answer. A GPU is first. Else heads rule centers out (`NearestCenter`); rows
-    of which they leave many are multiplied by all centers, in eight bits where torch does that.
+    """Searches the exact nearest center in the fastest way for the machine and the work; all ways
+    return the same ids. A GPU is preferred. Otherwise heads rule centers out (`NearestCenter`);
+    rows with many remaining centers are scored against all, in eight bits if torch supports it.
     """
 
     def __init__(self, num_rows: int, num_passes: int = 1) -> None:
-        """num_passes: how many passes over the rows are asked for, at most; a single one does not
-        repay compiled loops.
+        """num_passes: maximum number of passes over the rows; compiled loops do not pay off in a
+        single pass.
         """
         self._num_rows, self._most_passes = num_rows, num_passes
         self._matmul: MatmulName | None = None
@@ -280,20 +280,20 @@ class _Nearest:
         self._heads: Heads | None = None
 
     def open(self, centers: Embeddings) -> _NearestTo:
-        """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
+        """Returns a function from rows [N, D] and their previous center ids ([N] or None) to ids,
         int32 [N].
         """
         if self._matmul is None:
             self._matmul, self._open_scan = self._whole_products(centers)
         if self._matmul == DEVICE:
-            with suppress(Unavailable):  # it has no room
+            with suppress(Unavailable):  # the GPU has no memory left
                 on_gpu = self._open_scan(centers, DEVICE)
                 return lambda rows, _: _by_scan(on_gpu, rows)
         if self._heads is None and self._num_rows >= _MANY_ROWS:
             self._heads = heads_of(centers)
         if self._matmul != "torch-int8":
             return NearestCenter(centers, self._heads).nearest
-        scan: list[CenterScan] = []  # opened once it is needed
+        scan: list[CenterScan] = []  # opened at first use
 
         def search_all(rows: Embeddings) -> NDArray[np.int32]:
             if not scan:
@@ -303,8 +303,8 @@ class _Nearest:
         return NearestCenter(centers, self._heads, search_all).nearest
 
     def _whole_products(self, centers: Embeddings) -> "tuple[MatmulName, _OpenScan]":
-        """Returns the arithmetic in which all centers are multiplied, and what opens a scan in it.
-        In float32 `NearestCenter` does less than a scan.
+        """Returns the arithmetic for scoring rows against all centers, and a function that opens a
+        scan in it. In float32, `NearestCenter` is used, which does less work than a scan.
         """
         work = self._num_rows * self._most_passes * centers.size
         is_long = self._most_passes > 1 and work >= WORTH_COMPILING
@@ -365,7 +365,7 @@ def _has_settled(history: tuple[float, ...], repaired: int, tolerance: float) ->
 
 
 def check_equal(world: World, centers: Embeddings, iteration: int) -> None:
-    """Raises Unavailable unless all processes hold the same centers, byte for byte."""
+    """Raises Unavailable unless all processes have the same centers, byte for byte."""
     digests = np.zeros((world.size, 4), dtype=np.int64)
     digests[world.rank] = np.frombuffer(
         hashlib.sha256(np.ascontiguousarray(centers).data).digest(), dtype=np.int64
@@ -373,8 +373,8 @@ def check_equal(world: World, centers: Embeddings, iteration: int) -> None:
     digests = world.sum_integers(digests)
     if differing := [rank for rank in range(world.size) if (digests[rank] != digests[0]).any()]:
         raise Unavailable(
-            f"after iteration {iteration} the centers of process {differing[0]} differ from those"
-            " of process 0",
+            f"after iteration {iteration} the centers of process {differing[0]} differ from the"
+            " centers of process 0",
             remedy="run the same versions of mlcd and numpy on the same kind of CPU in all"
             " processes",
         )

@@ -1,4 +1,4 @@
-"""The memory, arithmetic and time that a clustering will take, computed before it starts."""
+"""Estimates the memory, arithmetic and time of a clustering before it starts."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -15,15 +15,14 @@ from mlcd.types import unit_rows
 _TILE_ROWS: Final = 1024
 _TILE_CENTERS: Final = 8192
 _RUNS: Final = 3
-CENTER_BYTES: Final = 4  # the number of a row's center
-# For each component of the centers: these in float32, and the next ones, 8; in eight bits and as
-# heads, with what makes them, 9.
+CENTER_BYTES: Final = 4  # id of a row's center
+# Bytes per component of the centers: 8 for the present and the next centers in float32, 9 for their
+# eight-bit form and heads, with temporaries.
 _COMPONENT_BYTES: Final = 8 + 9
-# Python with numpy, torch and numba takes about so much, and each thread so much for products, by
-# measurement.
+# Measured: Python with numpy, torch and numba; products, per thread.
 _LIBRARY_BYTES: Final = 320 * 2**20
 _THREAD_BYTES: Final = 64 * 2**20
-# Of so many rows for each cluster the distances are measured in the end, and sorted by cluster.
+# Rows per cluster whose distances are measured at the end, and sorted by cluster.
 MEASURED_EACH: Final = 256
 _MEASURED_BYTES: Final = 56
 
@@ -32,8 +31,8 @@ _MEASURED_BYTES: Final = 56
 class Plan:
     """The cost of a clustering.
 
-    memory_bytes: of each process. library_bytes: the part of it that Python, its libraries and
-    its threads take. flops: of all passes. seconds: at the measured rate.
+    memory_bytes: memory per process. library_bytes: its part for Python, libraries and threads.
+    flops: operations of all passes. seconds: time at the measured rate.
     """
 
     num_rows: int
@@ -51,7 +50,7 @@ class Plan:
         return self.flops / self.flops_per_s / self.processes
 
     def facts(self) -> dict[str, float]:
-        """Returns the plan for machines, by name."""
+        """Returns the fields of the plan as a dictionary, for machine-readable output."""
         return asdict(self) | {"seconds": self.seconds, "bytes_read_per_pass": self.rows_bytes}
 
     def __str__(self) -> str:
@@ -85,8 +84,8 @@ def plan(
 ) -> Plan:
     """Computes the memory, the arithmetic and the time of at most `iterations` updates.
 
-    row_bytes: what is kept of each row, for k-means the number of its center. flops_per_s: of each
-    process; None times a tile on this machine.
+    row_bytes: memory per row; for k-means, the id of its center. flops_per_s: rate per process;
+    None measures a tile on this machine.
     """
     matrix = num_clusters * dimension
     centers, sums = _COMPONENT_BYTES * matrix, 8 * matrix * (1 if processes == 1 else 3)

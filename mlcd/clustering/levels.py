@@ -1,8 +1,8 @@
-"""Levels of clusters, bottom up: each coarser level groups the centers of the level below it.
+"""Builds levels of clusters bottom up: each coarser level groups the centers of the level below.
 
-A center stands for its members: it weighs what their sum does in its direction, the number of
-members times their mean inner product with it. Weighted spherical k-means over the centers then
-maximizes the rows' own objective among all groupings that keep the clusters whole.
+A center represents its members: its weight is the number of members times their mean inner product
+with it, the length of their sum in its direction. Weighted spherical k-means over the centers then
+maximizes the objective of the rows among all groupings that do not divide clusters.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,13 @@ from mlcd.errors import InvalidInput
 from mlcd.randomness import uniform
 from mlcd.types import Embeddings
 
-_PASSES: Final = 50  # at most; a pass over centers costs little beside one over rows
+_PASSES: Final = 50  # at most; a pass over centers is cheap compared with a pass over rows
 _TOLERANCE: Final = 1e-6  # relative gain of the objective below which the passes end
-_STARTS: Final = 4  # the best of so many is kept, because k-means ends in different optima
+_STARTS: Final = 4  # the best start is kept, because k-means ends in different optima
 _SWEEPS: Final = 100  # of exchanges, at most
-_CANCELED: Final = 1e-12  # share of all sums' lengths below which a sum is only rounding
+_CANCELED: Final = (
+    1e-12  # share of the total length of sums below which a sum is only rounding error
+)
 _TOGETHER: Final = 1024  # centers summed at once: small enough for the cache
 
 
@@ -31,8 +33,8 @@ _TOGETHER: Final = 1024  # centers summed at once: small enough for the cache
 class Level:
     """A level of K clusters over M finer ones.
 
-    centers: [K, D] unit rows. weights: [K] float64, what each weighs on the next level. groups:
-    [M] int32, the cluster of each finer one; every cluster has at least one. objective: the mean
+    centers: [K, D] unit rows. weights: [K] float64, weights on the next level. groups: [M] int32,
+    the cluster of each finer cluster; every cluster has at least one. objective: the mean
     inner product of rows and centers, estimated from the finer centers.
     """
 
@@ -50,14 +52,14 @@ def build_levels(
     *,
     seed: int = 0,
 ) -> list[Level]:
-    """Groups [M, D] unit centers into each of these numbers of clusters in turn.
+    """Groups unit centers [M, D] into `nums[0]` clusters, these into `nums[1]`, and so on.
 
-    sizes, cosines: the members of each center, and their mean inner product with it; NaN for those
-    without members. Raises InvalidInput unless each number is smaller than the one before.
+    sizes, cosines: number of members of each center, and their mean inner product with it; NaN for
+    a center without members. Raises InvalidInput unless `nums` descends.
     """
     check_levels((len(centers), *nums))
     weights = np.where(sizes > 0, sizes * np.nan_to_num(cosines), 0.0)
-    # a cluster whose members cancel out, or without any, still has to lie somewhere
+    # a cluster without members, or whose members cancel out, still must join a group
     weights = np.maximum(weights, 1e-9 * weights.max(initial=1.0))
     num_rows, levels = int(sizes.sum()), []
     finest, finest_weights = centers, weights
@@ -66,7 +68,7 @@ def build_levels(
             finest[_draw_rows(finest_weights, num, (seed, depth, start))]
             for start in range(_STARTS)
         )
-        # the finest centers, which no level between has joined yet, lead to better optima
+        # starting from the finest centers, not yet grouped by other levels, gives better optima
         free = [
             _group(finest, finest_weights, start, num_rows, exchanges=False) for start in starts
         ]
@@ -80,7 +82,7 @@ def build_levels(
 
 
 def check_levels(nums: Sequence[int]) -> None:
-    """Raises InvalidInput unless the numbers fall from level to level, to 1 at least."""
+    """Raises InvalidInput unless the numbers descend from level to level and are at least 1."""
     if nums[-1] < 1 or any(finer <= coarser for finer, coarser in pairwise(nums)):
         raise InvalidInput(
             "each level must have fewer clusters than the one before, and at least 1, got "
@@ -90,7 +92,7 @@ def check_levels(nums: Sequence[int]) -> None:
 
 
 def composed(levels: list[Level]) -> list[NDArray[np.int32]]:
-    """Returns the cluster of each center of the finest level on every coarser one, [M] each."""
+    """Returns, for every level, the cluster of each finest center, [M] each."""
     of_centers: list[NDArray[np.int32]] = []
     for level in levels:
         of_centers.append(level.groups if not of_centers else level.groups[of_centers[-1]])
@@ -105,7 +107,7 @@ def _group(
     *,
     exchanges: bool,
 ) -> Level:
-    """Groups weighted unit rows [M, D], from these centers on."""
+    """Groups weighted unit rows [M, D]. centers: initial centers."""
     num, last = len(centers), -np.inf
     for _ in range(_PASSES):
         groups, scores = _nearest(rows, centers)
@@ -139,10 +141,10 @@ def _exchange(
     groups: NDArray[np.int32],
     sums: NDArray[np.float64],
 ) -> None:
-    """Moves single rows as long as the objective grows, in `groups` and `sums`.
+    """Moves single rows while the objective grows; updates `groups` and `sums` in place.
 
-    Unlike a pass of k-means a move counts what it does to both sums (Hartigan, 1975), which matters
-    where groups have few rows. One sweep takes the best moves that share no group.
+    Unlike a pass of k-means, a move accounts for its effect on both sums (Hartigan, 1975), which
+    matters if groups have few rows. One sweep makes the best moves that share no group.
     """
     for _ in range(_SWEEPS):
         lengths = np.linalg.norm(sums, axis=1)
@@ -173,13 +175,13 @@ def _best_moves(
     sums: NDArray[np.float64],
     lengths: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the best other group of each row, and what the objective gains by the move."""
+    """Returns the best other group of each row, and the gain of the objective by the move."""
     to, gains = np.zeros(len(rows), np.int64), np.zeros(len(rows))
     of_sums = sums.astype(np.float32).T
     for start in range(0, len(rows), _TOGETHER):
         part = slice(start, start + _TOGETHER)
         w, own = weights[part, None], groups[part, None]
-        with limited_blas():  # another number of threads would add in another order
+        with limited_blas():  # the order of summation depends on the number of threads
             products = (rows[part] @ of_sums).astype(np.float64) * (2 * w)
         leaving = np.take_along_axis(products, own.astype(np.int64), axis=1)
         own_lengths = lengths[own]
@@ -213,7 +215,7 @@ def _fill_empty(
     weights: NDArray[np.float64],
     num: int,
 ) -> None:
-    """Moves into each empty group the row that loses most where it is, of a group with others."""
+    """Moves the row with the largest loss, from a group with other rows, to each empty group."""
     members = np.bincount(groups, minlength=num)
     empty = np.flatnonzero(members == 0)
     if not len(empty):

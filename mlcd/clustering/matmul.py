@@ -1,4 +1,4 @@
-"""Inner products of rows and centers, block by block, in an arithmetic whose error is known.
+"""Computes inner products of rows and centers, block by block, with a known error bound.
 
 Shapes: B rows of a batch, C centers of a block, D dimension, E entries of each of G groups.
 """
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
 
-# Components of pairs that are scored at once: few, so that they stay in the cache, and enough that
-# threads seldom wait for Python's lock, which each step takes.
+# Components of pairs that are scored at once: few enough for the cache, and enough that threads
+# rarely wait for the GIL, which each step takes.
 _AT_ONCE: Final = 1 << 18
-_GROUP: Final = 16  # entries in a group, of which only the largest counts
-_GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
+_GROUP: Final = 16  # entries in a group; only the largest is compared
+_GROUPS_EACH: Final = 2  # fewest groups per wanted entry
 _SUMMED: Final = 4096  # centers at once
-_UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round to nothing
+_UNDERFLOW: Final = 2.0**-63  # components below this may have squares that underflow in float32
 
 
 @dataclass(frozen=True)
 class Rounding:
     """The rounding that separates a computed product from the exact one.
 
-    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum.
+    inputs: whether the inputs are rounded. sum_roundoff: unit roundoff of the sum.
     """
 
     inputs: bool
@@ -35,11 +35,11 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Rows x in the form in which they are multiplied.
+    """Rows x prepared for multiplication.
 
-    data: what `multiply` takes. lengths: at least |y'|, and errors: at least |y - y'|, where y is a
-    row, less the shift if the arithmetic shifts rows too, and y' is its rounded value. offsets: x.m
-    for the shift m of the centers. All float64 [B].
+    data: input of `multiply`. lengths, errors: upper bounds of |y'| and |y - y'|, where y is a row,
+    less the shift if the arithmetic also shifts rows, and y' is its rounded value. offsets: x.m for
+    the shift m of the centers. All three are float64 [B].
     """
 
     data: Any
@@ -49,8 +49,9 @@ class Loaded:
 
 
 class Sums(NamedTuple):
-    """Products before they are scaled: that of row b and center c is values[b, c] scales[b] +
-    terms[c]. All float32: values [B, at least C], row by row in memory; scales [B]; terms [C].
+    """Unscaled products: the product of row b and center c is values[b, c] scales[b] + terms[c].
+
+    All float32: values [B, at least C], row by row in memory; scales [B]; terms [C].
     """
 
     values: NDArray[np.float32]
@@ -80,30 +81,30 @@ class Matmul(Protocol):
 
     @property
     def shift(self) -> NDArray[np.float32] | None:
-        """Returns m [D], which is subtracted from every center; None for no shift. The products are
-        of x and c - m, which order the centers of a row as its scores do.
+        """Returns m [D], which is subtracted from every center; None for no shift. Products are
+        x.(c - m), which order the centers of a row like its scores.
         """
         ...
 
     def load(self, rows_BD: Embeddings, round_rows: RoundRows | None = None) -> Loaded:
         """Returns the rows in the form that `multiply` takes.
 
-        round_rows: compiled loops that round them, where the arithmetic rounds.
+        round_rows: compiled function that rounds the rows; used only if the arithmetic rounds.
         """
         ...
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        """Returns the values that the arithmetic makes of some of its centers, less the shift."""
+        """Returns the rounded values of these centers, less the shift."""
         ...
 
     def multiply(self, rows: Any, start: int, stop: int) -> NDArray[np.float32]:
         """Returns the [B, C] products with centers[start:stop]; the next call may
-        overwrite them. start: a multiple of the block that the arithmetic was made for.
+        overwrite them. start: a multiple of the arithmetic's block size.
         """
         ...
 
     def sums(self, rows: Any, start: int, stop: int) -> Sums:
-        """Returns what `multiply` does, not scaled yet."""
+        """Returns the products of `multiply`, unscaled."""
         ...
 
 
@@ -115,8 +116,8 @@ def pairs_at_once(dimension: int) -> int:
 def single_scores(
     z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.integer]
 ) -> NDArray[np.float32]:
-    """Returns the float32 score of each (row, center) pair, for a few times less than the exact
-    one.
+    """Returns the float32 score of each (row, center) pair, a few times faster than the exact
+    score.
     """
     scores, at_once = np.empty(len(rows), dtype=np.float32), pairs_at_once(z_BD.shape[1])
     of_centers, of_rows = np.empty((2, min(at_once, len(rows)), z_BD.shape[1]), np.float32)
@@ -155,9 +156,7 @@ class NumpyMatmul:
         )
 
     def _buffer(self, size: int) -> NDArray[np.float32]:
-        """Returns memory that is reused: fresh pages for every block would cost a tenth of the
-        product.
-        """
+        """Returns reused memory: new pages for every block would cost a tenth of the product."""
         buffer: NDArray[np.float32] | None = getattr(self._memory, "held", None)
         if buffer is None or len(buffer) < size:
             buffer = self._memory.held = np.empty(size, dtype=np.float32)
@@ -168,8 +167,9 @@ class NumpyMatmul:
 
 
 def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """Returns a value for each row that at least k of its entries reach, [B]: the k-th largest of
-    the maxima of groups, as few maxima are sorted faster than many values.
+    """Returns a value for each row that at least k of its entries reach, [B].
+
+    It is the k-th largest of the maxima of groups: few maxima are sorted faster than many values.
     """
     num_groups = values_BC.shape[1] // _GROUP
     if num_groups >= _GROUPS_EACH * k:
@@ -181,7 +181,7 @@ def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
 
 
 def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Returns for each of these rows, in ascending order, how many of the same come before it."""
+    """Returns the rank of each entry among the entries of its row. rows: ascending row ids."""
     num_each = np.bincount(rows, minlength=num_rows)
     firsts = np.cumsum(num_each) - num_each
     rank: NDArray[np.int64] = np.arange(len(rows)) - firsts[rows]
@@ -189,10 +189,9 @@ def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
 
 
 def mean_of(centers_KD: Embeddings) -> NDArray[np.float32]:
-    """Returns the mean of the centers, [D]; zero where there are none.
+    """Returns the mean of the centers, [D]; zero if there are none.
 
-    It is subtracted before products are rounded: the nearer the centers are to it, the less their
-    rounding matters.
+    It is subtracted before rounding: the nearer the centers are to it, the smaller is the error.
     """
     total_D = np.zeros(centers_KD.shape[1])
     for start in range(0, len(centers_KD), _SUMMED):
@@ -201,13 +200,13 @@ def mean_of(centers_KD: Embeddings) -> NDArray[np.float32]:
 
 
 def lengths(rows_BD: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Returns a bound of the length of each row from above, [B]."""
+    """Returns an upper bound of the length of each row, [B]."""
     return lengths_of(inner_products(rows_BD, rows_BD), rows_BD.shape[1])
 
 
 def lengths_of(squares_B: NDArray[np.float32], dimension: int) -> NDArray[np.float64]:
-    """Returns bounds of lengths from above, [B]: the roots of the float32 sums of so many squares,
-    and what these sums may have lost.
+    """Returns upper bounds of lengths, [B]: the roots of float32 sums of `dimension` squares, plus
+    the error of these sums.
     """
     bound_B: NDArray[np.float64] = np.sqrt(squares_B.astype(np.float64))
     bound_B *= 1 + dimension * 2.0**-23
@@ -231,6 +230,6 @@ def inner_products(
     if hasattr(np, "vecdot"):
         products_B: NDArray[np.float32] = np.vecdot(first_BD, second_BD)
         return products_B
-    # NumPy 1, which the Python of Triton has
+    # NumPy 1, used with the Triton server's Python
     summed_B: NDArray[np.float32] = np.einsum("bd,bd->b", first_BD, second_BD)
     return summed_B

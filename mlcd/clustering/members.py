@@ -1,4 +1,4 @@
-"""The members nearest to each center, which show by examples what the center stands for."""
+"""Finds the members nearest to each center, as examples of its cluster."""
 
 from typing import Final
 
@@ -8,15 +8,14 @@ from numpy.typing import NDArray
 from mlcd.world import World
 
 NUM_EXAMPLES: Final = 8
-ORDINARY: Final = 0.95  # the share of a cluster's members that are not called novel
+ORDINARY: Final = 0.95  # share of a cluster's members that are not novel
 
 
 class NearestMembers:
-    """The `num_each` rows of highest score of each center, of those seen so far, in any blocks and
-    any order.
+    """Each center's `num_each` rows of highest score among the rows added so far, in any order.
 
-    rows: int64 [K, num_each], -1 where a center has fewer. scores: float64, -inf there. The order
-    is score descending, then row ascending. Each entry takes 16 bytes, however many rows are seen.
+    rows: row ids, int64 [K, num_each], padded with -1. scores: float64, padded with -inf. The order
+    is score descending, then row ascending. Memory is 16 bytes per entry for any number of rows.
     """
 
     def __init__(self, num_centers: int, num_each: int = NUM_EXAMPLES) -> None:
@@ -26,9 +25,7 @@ class NearestMembers:
     def add(
         self, centers: NDArray[np.integer], scores: NDArray[np.float64], rows: NDArray[np.int64]
     ) -> None:
-        """Adds rows by their numbers [n], each with its center [n] and its score [n]; no row may
-        come twice.
-        """
+        """Adds row ids [n] with their centers [n] and scores [n]; a row must not be added twice."""
         last_rows, last_scores = self.rows[centers, -1], self.scores[centers, -1]
         better = (scores > last_scores) | ((scores == last_scores) & (rows < last_rows))
         if not better.any():
@@ -47,9 +44,7 @@ class NearestMembers:
         self.scores[touched] = candidate_scores[chosen].reshape(-1, num_each)
 
     def gather(self, world: World) -> None:
-        """Takes in the rows that the other processes have seen; afterwards all processes have the
-        same.
-        """
+        """Merges the rows of all processes; afterwards all processes have the same rows."""
         own = (self.rows.copy(), self.scores.view(np.int64).copy())
         for rank in range(world.size):
             # A sum to which only one process contributes equals that contribution, bit for bit.

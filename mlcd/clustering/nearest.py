@@ -1,29 +1,29 @@
-"""The exact l nearest centers of each embedding, in one total order, whatever arithmetic finds
-them.
+"""Finds the exact l nearest centers of each embedding, in a total order that does not depend on the
+arithmetic.
 
 The score is the inner product of the float32 values, computed in float64. The answer is the first l
 centers by score descending, then id ascending: ties, duplicate centers included, go to the lower
 id.
 
 The scan computes products in float32 or eight-bit integers, block by block. Each row has a
-threshold t, and the entries above it are its candidates. A row is proven where nothing that was
-left out can belong to its answer. Where inputs are rounded, a shift m, the mean of the centers, is
-subtracted from each center c before: x.(c - m) orders the centers of a row x as x.c does, and what
-rounding loses grows with |c - m|. On the CPU m is subtracted from x as well, and m.(c - m) added
+threshold t, and the entries above it are its candidates. A row is proven if no omitted center can
+belong to its answer. If inputs are rounded, a shift m, the mean of the centers, is subtracted from
+each center c before: x.(c - m) orders the centers of a row x as x.c does, and the rounding error
+grows with |c - m|. On the CPU m is subtracted from x as well, and m.(c - m) added
 to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product and
 s the exact score. Then
 
     s - x.m <= a + |y - y'| |d| + |y'| |d - d'| + g |y'| D',
 
 with D' = max |d'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham,
-Accuracy and Stability, 3.1); `Slack` adds what x.m and m.d lose in float32. Any l centers bound the
-l-th best score from below by q, the least of their own, as those of largest product so far do. A
-center whose bound lies below q is not of the answer, so t is the largest a that, with max |d| and
-max |d - d'|, keeps the bound below q; it rises as better centers are known. Of the candidates that
-remain in the end the bounds of each center, and then float32 scores, leave few for float64.
+Accuracy and Stability, 3.1); `Slack` adds the float32 errors of x.m and m.d. The lowest score q of
+any l centers, such as those of the largest products so far, is a lower bound of the l-th best
+score. A center whose bound lies below q is not in the answer, so t is the largest a that, with max
+|d| and max |d - d'|, keeps the bound below q; it rises as better centers are found. At the end, the
+bound of each candidate, and then its float32 score, leave few candidates to score in float64.
 
-A row with more candidates than there is room for is not proven. It goes through the float32 scan,
-and then through one in float64, which settles any number of ties. The shortlists of a GPU
+A row with too many candidates is not proven. It goes through the float32 scan, and then through a
+float64 scan, which settles any number of ties. The shortlists of a GPU
 (`mlcd.clustering.device_scan`) or of compiled loops (`mlcd.clustering.compiled_scan`) may come
 first.
 
@@ -59,16 +59,18 @@ from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 _log = logging.getLogger("mlcd.clustering")
 
-_LEAST_ROWS: Final = 128  # of a thread's batch
-_DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
-_ROOM_LEAST: Final = 8  # centers of an answer that a shortlist has room for
-_OPEN_SHARE: Final = 0.25  # of a batch's rows, above which the next one begins with the next stage
+_LEAST_ROWS: Final = 128  # fewest rows per batch of a thread
+_DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores in memory per thread: 32 MiB
+_ROOM_LEAST: Final = 8  # a shortlist has room for answers of at least this many centers
+_OPEN_SHARE: Final = (
+    0.25  # share of open rows in a batch above which the next batch skips the first stage
+)
 _CHECKED_ROWS: Final = 4096  # at once
-# Rows of a call, with fewer of which a scan does not turn to a faster way: they come one by one.
+# Fewest rows of a call that may switch the scan to a faster way; smaller calls come one by one.
 _LEAST_TO_TURN: Final = 256
 WORTH_TORCH: Final = 2_500_000_000  # multiplications: 25 ms of two cores
-# Multiplications: 12 s of two cores with AVX2. To load compiled loops takes 1 s, and to compile
-# them 6 to 11 more, once on a machine.
+# Multiplications: 12 s of two cores with AVX2. Loading compiled loops takes 1 s, and compiling them
+# 6 to 11 s more, once per machine.
 WORTH_COMPILING: Final = 1_000_000_000_000
 _IN_FLOAT32, _IN_FLOAT64 = 2, 3  # levels of ScanCounts, after proven and wider
 
@@ -82,12 +84,11 @@ def nearest_centers(
     """Returns the `top` centers of highest cosine for each row: ids int32 [N, top], scores float32
     [N, top].
 
-    The order is score descending, id ascending, decided on the float64 scores. Where there are
-    fewer than `top` centers, or their score is below `threshold`, the id is -1 and the score -inf.
-    For several calls with the same centers make one `CenterScan`.
+    The order is score descending, id ascending, decided on the float64 scores. Missing
+    centers, and scores below `threshold`, are replaced by id -1 and score -inf. For several calls
+    with the same centers, create one `CenterScan`.
 
-    Raises InvalidInput for another dimension or values that are not finite, naming the first such
-    row.
+    Raises InvalidInput for unequal dimensions or a value that is not finite, naming its row.
     """
     return CenterScan(centers, matmul="numpy").nearest(embeddings, top, threshold)
 
@@ -101,24 +102,24 @@ def nearest_with_distances(
 
 
 class CenterScan:
-    """A set of centers made ready for exact look-ups: checked, measured and rounded once."""
+    """An index of centers for exact look-ups: checks, measures and rounds the centers once."""
 
     def __init__(
         self, centers: Embeddings, *, matmul: MatmulName | Literal["auto"] = "auto"
     ) -> None:
         """Checks and prepares the centers.
 
-        matmul: the arithmetic of the scan; auto multiplies in float32 until the rows seen are work
-        enough for a GPU or eight bits, and later for compiled loops.
+        matmul: arithmetic of the scan; auto starts in float32, and switches to a GPU or eight bits,
+        and later to compiled loops, once the work is worth it.
 
-        Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
+        Raises InvalidInput for centers that are not finite, ConfigInvalid if torch or a GPU is
         missing.
         """
         check_rows(centers, "centers")
         self.centers = centers = np.ascontiguousarray(centers)  # libraries read them by address
         self._exact = CertifiedScan("numpy", centers)
         self._way = _Way(self._exact) if matmul == "auto" else self._open(matmul)
-        # the faster ways, each with the work after which it is opened
+        # the faster ways, each with the amount of work at which it is opened
         self._ahead: list[tuple[int, Callable[[], _Way]]] = []
         if matmul == "auto":
             self._ahead = [(WORTH_TORCH, self._fastest), (WORTH_COMPILING, self._fastest_in_loops)]
@@ -126,8 +127,8 @@ class CenterScan:
 
     @classmethod
     def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan":
-        """Returns a scan in compiled loops over this arithmetic of the CPU; without them where
-        numba fails, which a warning says.
+        """Returns a scan in compiled loops over this arithmetic of the CPU. If numba fails, logs a
+        warning and returns a scan without compiled loops.
         """
         scan = cls(centers, matmul=matmul)
         scan._way = scan._in_loops(scan._way)
@@ -135,7 +136,7 @@ class CenterScan:
 
     @property
     def products(self) -> str:
-        """Returns the name of the arithmetic, and of what else the present way has."""
+        """Returns the name of the present way: its arithmetic, and whether it is compiled."""
         return self._way.name
 
     def nearest(
@@ -155,15 +156,15 @@ class CenterScan:
         """Returns ids [N, top], float64 scores [N, top] and the level of `ScanCounts` that settled
         each row.
 
-        embeddings: such as `check_query` has let pass. top: not more than there are centers.
+        embeddings: checked by `check_query`. top: at most the number of centers.
         """
         return self._answer(embeddings, top, float64=True)[1:]
 
     def _answer(
         self, embeddings: Embeddings, top: int, *, float64: bool
     ) -> "tuple[_Way, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]":
-        """Returns the way taken, and what `search` does. float64: false where scores are wanted in
-        float32 alone.
+        """Returns the way taken, and the results of `search`. float64: whether the caller needs
+        scores in float64.
         """
         if self._ahead and top:
             self._turn(len(embeddings))
@@ -179,8 +180,7 @@ class CenterScan:
             ids[batch], scores[batch], levels[batch] = self._search(
                 way, rows, top, first, float64=float64
             )
-            # A first stage that proves little is left out for the next batch: it would cost more
-            # than it settles.
+            # The next batch skips a first stage that proves few rows: it costs more than it saves.
             first = int((levels[batch] > 0).mean() > _OPEN_SHARE)
 
         num_rows = len(embeddings) if top else 0
@@ -188,10 +188,10 @@ class CenterScan:
         return way, ids, scores, levels
 
     def _turn(self, num_rows: int) -> None:
-        """Turns to a faster way once the rows seen have been work enough for it."""
+        """Switches to a faster way once the work done so far makes it worthwhile."""
         self._work += num_rows * self.centers.size
         if num_rows < _LEAST_TO_TURN or not self._turning.acquire(blocking=False):
-            return  # where another thread opens a way, the present one goes on
+            return  # while another thread opens a way, the present way continues
         try:
             while self._ahead and self._work >= self._ahead[0][0]:
                 _, open_way = self._ahead.pop(0)
@@ -200,25 +200,25 @@ class CenterScan:
             self._turning.release()
 
     def _fastest(self, *, import_torch: bool | None = None) -> "_Way":
-        """Returns the way by the fastest arithmetic at hand; the present one where that is it."""
+        """Returns the way with the fastest available arithmetic; it may be the present way."""
         for name in fastest_matmuls(self.centers, import_torch=import_torch):
             if self._way.lister is not None or name == self._way.scan.arithmetic:
                 break
-            with suppress(Unavailable):  # a GPU that has no room
+            with suppress(Unavailable):  # the GPU has no memory left
                 return self._open(name)
         return self._way
 
     def _fastest_in_loops(self) -> "_Way":
-        """Returns what `_fastest` does, with compiled loops where there is no GPU. For these, torch
-        is imported even where centers are few.
+        """Returns the way of `_fastest`, with compiled loops unless it uses a GPU. Imports torch
+        even for few centers.
         """
         if find_spec("numba") is None:
             return self._way
         return self._in_loops(self._fastest(import_torch=True))
 
     def _in_loops(self, way: "_Way") -> "_Way":
-        """Returns this way with compiled loops; as it is where there is a GPU or numba fails, which
-        a warning says.
+        """Returns this way with compiled loops. Returns it unchanged if it uses a GPU, or, with a
+        warning, if numba fails.
         """
         if way.lister is not None:
             return way
@@ -226,16 +226,16 @@ class CenterScan:
             from mlcd.clustering.compiled_scan import CompiledScan
 
             loops = CompiledScan(way.scan)
-            # each loop is compiled now, or read where it is kept
+            # compiles each loop, or loads it from the cache
             loops.shortlist(self.centers[:1], 1, 1)
         except Exception as error:  # noqa: BLE001 - the plain way needs none of this
-            # numba may be too old for this numpy, find no room for what it makes, or damaged files
-            _log.warning("the scan goes on without compiled loops, which fail: %r", error)
+            # numba may be too old for this numpy, the disk may be full, or cached files damaged
+            _log.warning("the scan continues without compiled loops, which fail: %r", error)
             return way
         return _Way(way.scan, loops)
 
     def _open(self, name: MatmulName) -> "_Way":
-        if name == DEVICE:  # what it leaves open, the CPU settles
+        if name == DEVICE:  # the CPU settles the rows that the GPU leaves open
             return _Way(self._exact, open_device(self.centers))
         return _Way(self._exact if name == "numpy" else CertifiedScan(name, self.centers))
 
@@ -244,7 +244,7 @@ class CenterScan:
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """Returns ids [B, top], float64 scores [B, top] and the level that settled each row [B].
 
-        Each stage is asked for the rows that those before left open. first: number of the first.
+        Each stage scans the rows that earlier stages left open. first: index of the first stage.
         """
         ids = np.full((len(z_BD), top), -1, dtype=np.int64)
         scores = np.full((len(z_BD), top), -np.inf)
@@ -277,7 +277,7 @@ class CenterScan:
         return ids, scores, levels
 
     def _stages(self, way: "_Way") -> list[tuple[int, Shortlister, int]]:
-        """Returns the scans to ask in turn, each with its level in `ScanCounts` and its room."""
+        """Returns the scans to run in order, each with its level in `ScanCounts` and its room."""
         stages: list[tuple[int, Shortlister, int]] = []
         if way.lister is not None:
             stages = [(min(n, 1), way.lister, room) for n, room in enumerate(way.lister.rooms)]
@@ -316,7 +316,7 @@ class CenterScan:
 
 @dataclass(frozen=True)
 class _Way:
-    """A scan, and what is asked before it."""
+    """A scan, and the shortlister that runs before it (None for none)."""
 
     scan: CertifiedScan
     lister: Shortlister | None = None
@@ -331,10 +331,10 @@ class _Way:
 
 
 class BlockedScan:
-    """The exact scan of centers [K, D] that are not in memory together: `at_once` at a time.
+    """The exact scan of centers [K, D] that do not fit in memory: reads `at_once` at a time.
 
-    Each block gives its nearest centers with their float64 scores. The best of all blocks are those
-    of one scan of all centers, bit for bit.
+    Each block returns its nearest centers with float64 scores. The best of all blocks equal the
+    result of one scan of all centers, bit for bit.
     """
 
     def __init__(self, centers: Rows, at_once: int) -> None:
@@ -343,8 +343,8 @@ class BlockedScan:
     def nearest(
         self, embeddings: Embeddings, top: int = 8, threshold: float | None = None
     ) -> Neighbors:
-        """Returns what `CenterScan.nearest` returns for all centers. Of the levels that settled a
-        row in its blocks, the last one counts.
+        """Returns what `CenterScan.nearest` returns for all centers. The level of a
+        row is the highest level among its blocks.
         """
         check_query(embeddings, top, self._centers.dimension)
         ids = np.full((len(embeddings), top), -1, np.int64)
@@ -365,8 +365,8 @@ class BlockedScan:
 def as_neighbors(
     ids: NDArray[np.int64], scores: NDArray[np.float64], top: int, threshold: float | None
 ) -> Neighbors:
-    """Returns in `top` columns what reaches the threshold; -1 and -inf elsewhere."""
-    if threshold is not None:  # compared with the scores before they are rounded
+    """Returns the neighbors that reach the threshold, in `top` columns padded with -1 and -inf."""
+    if threshold is not None:  # compares the scores before rounding
         ids = np.where(scores >= threshold, ids, -1)
         scores = np.where(scores >= threshold, scores, -np.inf)
     all_ids = np.full((len(ids), top), -1, dtype=np.int32)
@@ -381,7 +381,7 @@ def _count(products: str, levels: NDArray[np.int64]) -> ScanCounts:
 
 
 def check_query(embeddings: Embeddings, top: int, dimension: int) -> None:
-    """Raises ConfigInvalid or InvalidInput for what no scan of centers of this dimension takes."""
+    """Raises ConfigInvalid or InvalidInput unless centers of this dimension can be scanned."""
     if top < 1:
         raise ConfigInvalid(f"top must be at least 1, got {top}")
     check_rows(embeddings, "embeddings")

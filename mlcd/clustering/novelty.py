@@ -1,6 +1,6 @@
-"""New clusters beside old ones that stay: what lies beyond its cluster's own quantile is clustered.
+"""Adds new clusters and keeps the old ones: clusters the rows beyond the quantile of their cluster.
 
-Distances are 1 - cosine. An old center never moves.
+Distances are 1 - cosine. Old centers never move.
 """
 
 from typing import Final
@@ -13,12 +13,14 @@ from mlcd.clustering.nearest import nearest_centers, nearest_with_distances
 from mlcd.clustering.sums import ClusterSums
 from mlcd.types import Embeddings
 
-_LEAST_MEMBERS: Final = 10  # with fewer members a cluster takes the quantile of all rows
+_LEAST_MEMBERS: Final = 10  # a cluster with fewer members gets the quantile of all rows
 _PASSES: Final = 10
 _ROUNDS: Final = 6
-_FEW: Final = 0.05  # share of old centers that may be nearer to each other than a new one may be
-_ALONE: Final = 1e-6  # a shorter sum of the other members is only rounding
-_STARTS: Final = 4  # the best of so many is kept: of few clusters one start may miss one
+_FEW: Final = (
+    0.05  # share of old centers that may be closer together than new centers may be to them
+)
+_ALONE: Final = 1e-6  # a shorter sum of the remaining members is only rounding error
+_STARTS: Final = 4  # the best start is kept: one start may miss one of few clusters
 
 
 def own_quantiles(
@@ -28,10 +30,10 @@ def own_quantiles(
     share: float,
     lengths: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float32]:
-    """Returns the distance from each of `num` centers within which that share of its members lies.
+    """Returns the distance from each of `num` centers within which a `share` of its members lies.
 
-    Each distance is that from the mean of the other members, as a row finds it that comes later.
-    lengths: those of the sums of all members, where the given ones are a sample.
+    A member's distance is measured from the mean of the other members, as for a later row.
+    lengths: lengths of the sums of all members, if the rows are a sample.
     """
     if lengths is None:
         cosines = 1 - distances.astype(np.float64)
@@ -51,7 +53,7 @@ def _without_itself(
 ) -> NDArray[np.float64]:
     """Returns the distance of each row from the mean of the other members of its cluster.
 
-    length: that of the sum of its cluster's members. A center c has the direction of its members'
+    length: length of the sum of its cluster's members. A center c has the direction of its members'
     sum s, so |s| is the sum of their cosines. Without x the sum is s - x, of length
     sqrt(|s|^2 - 2 |s| c.x + 1), and x.(s - x) is |s| c.x - 1.
     """
@@ -74,11 +76,11 @@ def new_centers(
     least: int,
     seed: int,
 ) -> tuple[Embeddings, NDArray[np.bool_]]:
-    """Returns centers [M, D] of new clusters, and which rows were held aside, [N].
+    """Returns centers [M, D] of new clusters, and a mask [N] of the rows set aside.
 
-    Held aside is what lies beyond the quantile of its center. It is divided into `num` clusters, or
-    into as many as have `typical` rows each. Then the rows that are nearer to a new center than to
-    an old one join in, and all is divided again, until the number stays.
+    Rows beyond the quantile of their center are set aside and divided into `num` clusters, or into
+    clusters of `typical` rows. Then rows nearer to a new center than to an old one join them, and
+    all are divided again, until the number of clusters no longer changes.
     """
     own, distances = nearest_with_distances(rows, centers)
     aside = distances > quantiles[own]
@@ -101,7 +103,7 @@ def new_centers(
 
 
 def _spacing(centers: Embeddings) -> float:
-    """Returns how far old centers are at least from their nearest others, but for a few."""
+    """Returns the `_FEW` quantile of the distances of old centers to their nearest neighbors."""
     if len(centers) < 2:
         return 0.0
     scores = nearest_centers(centers, centers, 2).scores[:, 1]
@@ -115,17 +117,17 @@ def _split_rows(rows: Embeddings, num: int, seed: int) -> Embeddings:
 
 
 def _apart(new: Embeddings, centers: Embeddings, spacing: float) -> Embeddings:
-    """Returns the new centers that are as far from the old ones as these are from each other.
+    """Returns the new centers at least `spacing` away from all old centers.
 
-    A center that is nearer is that of a part of an old cluster.
+    A nearer center belongs to a part of an old cluster.
     """
     return new[nearest_with_distances(new, centers)[1] >= spacing] if len(new) else new
 
 
 def _move_centers(rows: Embeddings, centers: Embeddings, new: Embeddings, least: int) -> Embeddings:
-    """Moves the new centers to the means of all rows that are nearest to them; the old ones stay.
+    """Moves the new centers to the means of the rows nearest to them; old centers stay.
 
-    New ones of fewer than `least` rows are dropped.
+    New centers with fewer than `least` rows are dropped.
     """
     for _ in range(_PASSES):
         if not len(new):
@@ -145,11 +147,11 @@ def _move_centers(rows: Embeddings, centers: Embeddings, new: Embeddings, least:
 def matched(
     before: NDArray[np.integer], since: NDArray[np.integer], nums: tuple[int, int]
 ) -> NDArray[np.int64]:
-    """Returns the old cluster of each new one, [K new], so that most rows stay; -1 for none.
+    """Matches each new cluster to an old cluster, [K new]; -1 for none.
 
-    before, since: the clusters of the same rows, [N]. nums: how many there are of each. Clusters
-    match that share the most rows in all, of the pairs that share more than half of the rows of
-    either.
+    before, since: old and new cluster of the same rows, [N]. nums: numbers of old and new clusters.
+    The matching maximizes the number of shared rows, among pairs that share more than half of the
+    rows of either cluster.
     """
     old_of = np.full(nums[1], -1, np.int64)
     if not len(before):
@@ -176,16 +178,16 @@ def _match_trees(
     larger: NDArray[np.int64],
     shared: NDArray[np.int64],
 ) -> list[tuple[int, int]]:
-    """Returns the pairs of clusters that share the most rows in all, each cluster in one at most.
+    """Returns the pairs that share the most rows in total, each cluster in at most one pair.
 
     More than half of a cluster's rows are in one other cluster only, so each cluster is `smaller`
     once at most, and the pairs are trees that hang from their largest clusters: from the leaves up,
-    `gains` tells how many more rows a tree keeps where its top is matched with one below it.
+    `gains` counts how many more rows a tree keeps if its root is matched with a child.
     """
     parents = dict(
         zip(smaller.tolist(), zip(larger.tolist(), shared.tolist(), strict=True), strict=True)
     )
-    upwards = np.argsort(sizes, kind="stable").tolist()  # of equal ones the old ones come first
+    upwards = np.argsort(sizes, kind="stable").tolist()  # ties go to the old clusters
     gains, partners = [0] * len(sizes), [-1] * len(sizes)
     for cluster in upwards:
         parent, rows = parents.get(cluster, (cluster, 0))

@@ -1,4 +1,4 @@
-"""Measures of clusters: how well they agree with known classes, how even and how tight they are."""
+"""Measures of clusters: their agreement with known classes, their balance and their tightness."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from mlcd.clustering.rows import lowest_hashed
 from mlcd.types import Embeddings
 
 _NEAR: Final = (0.99, 0.999)  # cosines above which two centers are counted as near duplicates
-# centers whose nearest other one is looked up: all pairs of a million would take days
-_ASKED_CENTERS: Final = 16_384
+# centers that `near_duplicates` samples: all pairs of a million would take days
+_MAX_SAMPLED_CENTERS: Final = 16_384
 _QUANTILES: Final = (0.0, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0)
 
 
@@ -39,22 +39,22 @@ def normalized_mutual_information(
 
 
 def adjusted_rand_index(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
-    """Returns how far clusters and classes agree on pairs: 0 by chance, 1 at most (Hubert and
+    """Returns the agreement of clusters and classes on pairs: 0 by chance, 1 at most (Hubert and
     Arabie 1985).
     """
     table = _Contingency.of(assignment, class_names)
-    both, by_cluster, by_class = (
+    pairs_in_both, pairs_in_clusters, pairs_in_classes = (
         _pairs(counts) for counts in (table.counts, table.by_cluster, table.by_class)
     )
-    chance = by_cluster * by_class / max(_pairs(np.array([table.total])), 1.0)
-    best = (by_cluster + by_class) / 2
-    return 1.0 if best == chance else (both - chance) / (best - chance)
+    chance = pairs_in_clusters * pairs_in_classes / max(_pairs(np.array([table.total])), 1.0)
+    best = (pairs_in_clusters + pairs_in_classes) / 2
+    return 1.0 if best == chance else (pairs_in_both - chance) / (best - chance)
 
 
 def conflict_rate(assignment: NDArray[np.integer], class_names: Sequence[str]) -> float:
-    """Returns the share of the pairs of samples in one cluster whose classes differ.
+    """Returns the share of same-cluster pairs of samples whose classes differ.
 
-    It is 0 where no cluster holds two samples.
+    It is 0 if no cluster contains two samples.
     """
     table = _Contingency.of(assignment, class_names)
     together = _pairs(table.by_cluster)
@@ -64,7 +64,7 @@ def conflict_rate(assignment: NDArray[np.integer], class_names: Sequence[str]) -
 def imbalance(sizes: NDArray[np.integer]) -> float:
     """Returns K sum(sizes^2) / n^2, as faiss reports it.
 
-    It is 1 when all clusters are equal and K when one holds everything.
+    It is 1 if all clusters have the same size and K if one contains all samples.
     """
     sizes = sizes.astype(np.float64)
     return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2)
@@ -76,37 +76,38 @@ def size_histogram(sizes: NDArray[np.integer]) -> list[tuple[int, int]]:
     """
     bins = np.where(sizes > 0, np.floor(np.log2(np.maximum(sizes, 1))).astype(np.int64) + 1, 0)
     return [
-        (2 ** (number - 1) if number else 0, int(count))
-        for number, count in enumerate(np.bincount(bins))
+        (2 ** (bin_index - 1) if bin_index else 0, int(count))
+        for bin_index, count in enumerate(np.bincount(bins))
     ]
 
 
 def tightness(sizes: NDArray[np.integer], cosines: NDArray[np.float64]) -> dict[str, float]:
-    """Returns quantiles over clusters of the mean cosine of a center and its members."""
+    """Returns quantiles, over nonempty clusters, of the mean cosine of center and members."""
     return _quantiles(cosines[sizes > 0])
 
 
 def near_duplicates(centers: Embeddings) -> dict[str, Any]:
-    """Returns the cosine of a center and its nearest other: quantiles, and how many exceed each of
-    `_NEAR`.
+    """Returns quantiles of the cosine between a center and its nearest other center, and the counts
+    above each of `_NEAR`.
 
-    All centers are looked up, or `_ASKED_CENTERS` drawn by hash; `asked` says how many.
+    At most `_MAX_SAMPLED_CENTERS` centers, drawn by hash, are searched; `asked` is their number.
     """
     if len(centers) < 2:
         return {"asked": 0}
-    asked = lowest_hashed(len(centers), _ASKED_CENTERS, 0)
-    neighbors = CenterScan(centers).nearest(np.ascontiguousarray(centers[asked]), 2)
-    itself = neighbors.ids == asked[:, None]
-    itself[~itself.any(axis=1), 1] = True  # its equals have lower ids
-    nearest = neighbors.scores[~itself].astype(np.float64)
+    sampled = lowest_hashed(len(centers), _MAX_SAMPLED_CENTERS, 0)
+    neighbors = CenterScan(centers).nearest(np.ascontiguousarray(centers[sampled]), 2)
+    is_self = neighbors.ids == sampled[:, None]
+    # Two identical centers with lower ids push a center out of its own top 2: drop the second.
+    is_self[~is_self.any(axis=1), 1] = True
+    nearest = neighbors.scores[~is_self].astype(np.float64)
     above = {f"above_{bound}": int((nearest > bound).sum()) for bound in _NEAR}
-    return {"asked": len(asked), **above, "quantiles": _quantiles(nearest)}
+    return {"asked": len(sampled), **above, "quantiles": _quantiles(nearest)}
 
 
 @dataclass(frozen=True)
 class _Contingency:
-    """The (cluster, class) pairs that occur: clusters, classes and counts [pairs], and the totals
-    of each side.
+    """The (cluster, class) pairs that occur: clusters, classes and counts [pairs], and the numbers
+    of samples by cluster, by class and in total.
     """
 
     clusters: NDArray[np.int64]
@@ -131,8 +132,8 @@ class _Contingency:
 
 
 def _pairs(counts: NDArray[np.integer]) -> float:
-    exact = counts.astype(np.float64)
-    return float((exact * (exact - 1) / 2).sum())
+    sizes = counts.astype(np.float64)
+    return float((sizes * (sizes - 1) / 2).sum())
 
 
 def _quantiles(values: NDArray[np.float64]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The replacement of centers that a clustering cannot use."""
+"""Replaces centers that a clustering cannot use: empty, duplicate or without a direction."""
 
 import hashlib
 import heapq
@@ -13,7 +13,7 @@ from mlcd.types import Embeddings
 
 # distance that the new half of a split cluster moves, relative to the unit center
 _SPLIT_STEP: Final = 1e-3
-_ALIKE: Final = 1e-7  # 1 - |mean| that rounding leaves of a cluster whose rows are all the same
+_ALIKE: Final = 1e-7  # 1 - |mean| of a cluster of equal rows, due to rounding
 
 
 def next_centers(
@@ -21,11 +21,19 @@ def next_centers(
 ) -> tuple[Embeddings, int]:
     """Returns ([K, D] float32 unit means, number of centers replaced).
 
+    <<<<<<< HEAD
     Of equal centers all but the first are dropped, and the first counts their rows. Dropped
     centers, and those of clusters that are empty or lack a direction, move beside the center of
     the largest cluster, which counts half from then on. The center that is split stays, so a repair
     never lowers the objective. `centers`, the present ones, stay where no cluster has a direction:
     rows that cancel out are no nearer to any other.
+    =======
+    Of equal centers all but the first are dropped, and the first gets their rows. Dropped centers,
+    and centers of clusters that are empty or have no direction, move next to the center of the
+    largest cluster, whose size then counts half. The split center stays, so a repair never lowers
+    the objective. If no cluster has a direction, the present `centers` stay: rows that cancel out
+    are not nearer to any other center.
+    >>>>>>> proseC
     """
     means, lengths = totals.directions()
     sizes = np.where(lengths > 0, totals.sizes, 0)
@@ -41,9 +49,7 @@ def next_centers(
 
 
 def duplicates(centers: Embeddings, usable: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Returns (center, the first one equal to it) for every usable center that has an equal before
-    it.
-    """
+    """Returns (center, first equal center) for every usable center that equals an earlier one."""
     first_of_content: dict[bytes, int] = {}
     pairs = []
     for center in np.flatnonzero(usable):
@@ -59,7 +65,7 @@ def _split_largest(
     spread: NDArray[np.bool_],
     counters: tuple[int, int],
 ) -> None:
-    # A split of rows that are all the same leaves one half empty.
+    # Splitting a cluster of equal rows would leave one half empty.
     divisible = (sizes > 1) & spread
     donors = divisible if divisible.any() else sizes > 0
     heap = [(-float(sizes[center]), int(center)) for center in np.flatnonzero(donors)]

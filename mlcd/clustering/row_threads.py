@@ -1,10 +1,9 @@
-"""Threads that share the rows of a scan, or the columns of sums, each with the libraries of linear
-algebra to itself.
+"""Runs a thread pool over the rows of a scan or the columns of sums, with single-threaded BLAS.
 
-A library's own threads share each product, and wait while Python selects from it. Threads over rows
-multiply and select at the same time. They are as many as BLAS may have, so whoever limits it
-(OMP_NUM_THREADS, which torchrun sets) limits them. A library that is loaded later has a BLAS of its
-own without a limit, so a server's budget is said here, by `allow_threads`.
+BLAS threads share each product, and idle while Python selects from it. Threads over rows multiply
+and select at the same time. Their number is the number of BLAS threads, so a limit of BLAS
+(OMP_NUM_THREADS, which torchrun sets) applies to them. A library loaded later brings its own BLAS
+without a limit, so a server sets its budget here, with `allow_threads`.
 """
 
 import sys
@@ -23,8 +22,8 @@ _loaded: dict[bool, list[LibController]] = {}
 
 
 def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
-    """Does the work on each item, by as many threads as `allowed_threads` says."""
-    # A request of one image is one item: it does not wait until the machine is asked.
+    """Calls `work` on each item, in at most `allowed_threads()` threads."""
+    # A request of one image is one item: it skips looking up the number of threads.
     num_threads = min(allowed_threads(), len(items)) if len(items) > 1 else 1
     if num_threads < 2:
         for item in items:
@@ -36,10 +35,9 @@ def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
 
 
 def batches(num: int, *, most: int, least: int) -> list[slice]:
-    """Returns the batches of so many rows, or columns, that threads share: evenly where there are
-    few.
+    """Divides `num` rows or columns into batches for threads; few are divided evenly.
 
-    most: those of a batch. least: those that are worth a thread.
+    most: maximum size of a batch. least: minimum size that is worth a thread.
     """
     size = max(least, -(-num // allowed_threads())) if num > least else least
     size = min(most, size)
@@ -47,13 +45,13 @@ def batches(num: int, *, most: int, least: int) -> list[slice]:
 
 
 def allow_threads(num_threads: int) -> None:
-    """Gives the scans of this process no more threads than these, for its life."""
+    """Limits the threads of scans, for the lifetime of this process."""
     _Limit.allowed = num_threads
 
 
 def allowed_threads() -> int:
-    """Returns the threads that BLAS may have in this process, but no more than there are cores or
-    than are allowed.
+    """Returns the number of threads: the minimum of the BLAS threads, the cores and the limit of
+    `allow_threads`.
     """
     with _Limit.lock:
         if _Limit.users == 0:
@@ -62,7 +60,7 @@ def allowed_threads() -> int:
 
 
 def _threads_of_blas() -> int:
-    """Returns as many as there are cores where the process cannot look at its libraries now."""
+    """Returns the number of BLAS threads; the number of cores if BLAS cannot be inspected."""
     try:
         of_each = [library.num_threads for library in _libraries("blas")]
     except OSError:
@@ -71,7 +69,7 @@ def _threads_of_blas() -> int:
 
 
 class _Limit:
-    """The limit of one thread for BLAS: it is the process's, and ends with its last user."""
+    """The process-wide limit of BLAS to one thread, which ends with its last user."""
 
     lock = threading.Lock()
     users = 0
@@ -82,7 +80,7 @@ class _Limit:
 
 @contextmanager
 def limited_blas() -> Iterator[None]:
-    """Gives every product of the process one thread while at least one caller is inside."""
+    """Limits every product of the process to one thread while any caller is inside."""
     with _Limit.lock:
         if _Limit.users == 0:
             _Limit.before = _threads_of_blas()
@@ -98,9 +96,10 @@ def limited_blas() -> Iterator[None]:
 
 
 def _one_thread_of_blas() -> list[tuple[LibController, int]]:
-    """Sets the limit, and returns the libraries and the threads that each had; none where the
-    process cannot look at its libraries now, since it has too many open files: its answers are the
-    same, and take longer.
+    """Sets the limit; returns the libraries and their previous numbers of threads.
+
+    Returns none if too many open files prevent inspecting the libraries: then results are the same,
+    but slower.
     """
     try:
         libraries = _libraries("blas")
@@ -118,23 +117,23 @@ def _set_threads(threads_of: Sequence[tuple[LibController, int]]) -> None:
 
 
 def _let_this_thread_set_limits() -> None:
-    """Else threadpoolctl ignores, in silence, every thread but the first that set a limit."""
+    """Works around threadpoolctl, which ignores all but the first thread that sets a limit."""
     OpenBLASController.clear_controlling_thread(force=True)
 
 
 def _limit_openmp() -> None:
     """Limits OpenMP to one thread for the calling thread alone."""
     if (torch := sys.modules.get("torch")) is not None:
-        torch.get_num_threads()  # sets this thread's limit at its first call, and not again
-    with suppress(OSError):  # too many open files: it only takes longer
+        torch.get_num_threads()  # sets this thread's limit, at the first call only
+    with suppress(OSError):  # too many open files: only slower
         for library in _libraries("openmp"):
             library.set_num_threads(1)
 
 
 def _libraries(kind: Literal["blas", "openmp"]) -> list[LibController]:
-    """Returns the libraries that are loaded, looked up again when torch has joined them.
+    """Returns the loaded libraries, searched again once torch is loaded.
 
-    A limit is set on each by itself: threadpoolctl's own asks all for all that they can tell.
+    Limits are set on each library: threadpoolctl's own limit queries all facts of all libraries.
     """
     with_torch = "torch" in sys.modules
     if with_torch not in _loaded:

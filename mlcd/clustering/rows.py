@@ -1,4 +1,4 @@
-"""The interface by which k-means reads rows of embeddings, block by block, wherever they lie.
+"""The interface by which k-means reads rows of embeddings, block by block, from memory or files.
 
 Blocks come from explicit reads, never from memory maps, because mapped pages count as memory of the
 process.
@@ -16,11 +16,11 @@ from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, unit_rows
 
 BLOCK_ROWS: Final = 8192
-_SPAN: Final = 8  # rows of a file read for each wanted one, before single reads are cheaper
+_SPAN: Final = 8  # a span with more rows per wanted row is read row by row instead
 _READ_TOGETHER: Final = 1024
-_UNIT_TOLERANCE: Final = 1e-6  # of squares: above what float32 rounds, below what float16 does
+_UNIT_TOLERANCE: Final = 1e-6  # of squared lengths: above float32 rounding, below float16 rounding
 _HASHED_AT_ONCE: Final = 1 << 20
-_KEPT_BYTES: Final = 128 * 2**20  # of rows that a process keeps, at most
+_KEPT_BYTES: Final = 128 * 2**20  # maximum bytes of rows that a process keeps
 
 
 class Rows(Protocol):
@@ -33,11 +33,11 @@ class Rows(Protocol):
     def dimension(self) -> int: ...
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
-        """Yields (number of the first row, rows) for the rows [start, stop), in order."""
+        """Yields (id of the first row, rows) for the rows [start, stop), in order."""
         ...
 
     def read(self, rows: NDArray[np.int64]) -> Embeddings:
-        """Returns the rows of these numbers, in this order: [len(rows), D]."""
+        """Returns the rows with these ids, in this order: [len(rows), D]."""
         ...
 
     def describe(self, row: int) -> str:
@@ -46,15 +46,15 @@ class Rows(Protocol):
 
 
 def kept_bytes(num_rows: int, dimension: int) -> int:
-    """Returns the bytes of the rows that a process keeps from the first pass to the last: those of
-    all its rows where they are few, else 0.
+    """Returns the bytes of rows that a process keeps in memory over all passes: all rows if they
+    are few, else 0.
     """
     num_bytes = 4 * num_rows * dimension
     return num_bytes if num_bytes <= _KEPT_BYTES else 0
 
 
 class ArrayRows:
-    """The rows of one array in memory or of several; an array may be a memory map."""
+    """The rows of one or several arrays in memory; an array may be a memory map."""
 
     def __init__(self, blocks: Sequence[NDArray[np.floating]]) -> None:
         for block in blocks:
@@ -86,8 +86,8 @@ class ArrayRows:
         out = np.empty((len(rows), self.dimension), dtype=np.float32)
         owner = np.searchsorted(self._offsets, rows, side="right") - 1
         for part in np.unique(owner):
-            mine = owner == part
-            out[mine] = self._blocks[part][rows[mine] - self._offsets[part]]
+            in_part = owner == part
+            out[in_part] = self._blocks[part][rows[in_part] - self._offsets[part]]
         return out
 
     def describe(self, row: int) -> str:
@@ -127,11 +127,11 @@ class FileRows:
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, Embeddings]]:
         for part in range(len(self._paths)):
-            begin, end = int(self._offsets[part]), int(self._offsets[part + 1])
-            for first in range(max(start, begin), min(stop, end), BLOCK_ROWS):
+            first_id, end = int(self._offsets[part]), int(self._offsets[part + 1])
+            for first in range(max(start, first_id), min(stop, end), BLOCK_ROWS):
                 yield (
                     first,
-                    self._span(part, first - begin, min(BLOCK_ROWS, min(stop, end) - first)),
+                    self._span(part, first - first_id, min(BLOCK_ROWS, min(stop, end) - first)),
                 )
 
     def read(self, rows: NDArray[np.int64]) -> Embeddings:
@@ -178,7 +178,7 @@ class FileRows:
 
 
 class SelectedRows:
-    """A selection of rows, by their numbers in ascending order."""
+    """A selection of rows. selected: row ids in ascending order."""
 
     def __init__(self, rows: Rows, selected: NDArray[np.int64]) -> None:
         self._rows, self.selected = rows, selected
@@ -203,9 +203,13 @@ class SelectedRows:
 
 
 class UnitRows:
-    """The rows, checked and of unit length; a mean is subtracted first where one is given.
+    """The rows, checked and normalized to unit length. mean: subtracted first; None for none.
 
+    <<<<<<< HEAD
     Raises InvalidInput naming the first row that holds NaN or Inf or lacks a direction.
+    =======
+    Raises InvalidInput for the first row that contains NaN or Inf or has no direction.
+    >>>>>>> proseC
     """
 
     def __init__(self, rows: Rows, mean: NDArray[np.float32] | None = None) -> None:
@@ -229,29 +233,29 @@ class UnitRows:
     def describe(self, row: int) -> str:
         return self._rows.describe(row)
 
-    def _unit(self, block: Embeddings, numbers: Sequence[int] | NDArray[np.int64]) -> Embeddings:
+    def _unit(self, block: Embeddings, row_ids: Sequence[int] | NDArray[np.int64]) -> Embeddings:
         squares = _squares(block)
         if not np.isfinite(squares).all():
-            self._refuse(numbers, ~np.isfinite(squares), "holds NaN or Inf")
+            self._refuse(row_ids, ~np.isfinite(squares), "holds NaN or Inf")
         if self._mean is not None:
             block = block - self._mean
             squares = _squares(block)
         if not squares.all():
-            self._refuse(numbers, squares == 0, "has no direction (norm 0)")
+            self._refuse(row_ids, squares == 0, "has no direction (norm 0)")
         is_scaled = np.abs(squares - 1) > _UNIT_TOLERANCE
         if not is_scaled.any():
             return block
         return np.where(is_scaled[:, None], unit_rows(block), block)
 
     def _refuse(
-        self, numbers: Sequence[int] | NDArray[np.int64], bad: NDArray[np.bool_], why: str
+        self, row_ids: Sequence[int] | NDArray[np.int64], bad: NDArray[np.bool_], why: str
     ) -> None:
-        first = int(numbers[int(np.flatnonzero(bad)[0])])
+        first = int(row_ids[int(np.flatnonzero(bad)[0])])
         raise InvalidInput(f"{self._rows.describe(first)} {why}", remedy="remove it")
 
 
 def _squares(rows: Embeddings) -> NDArray[np.floating]:
-    """Returns the squared lengths, [N]: in float64 where float32 would make them 0 or infinite."""
+    """Returns the squared lengths, [N]: in float64 if they underflow or overflow in float32."""
     squares: NDArray[np.floating] = np.einsum("nd,nd->n", rows, rows)
     extreme = ~(np.isfinite(squares) & (squares > 0))
     if extreme.any():
@@ -261,10 +265,10 @@ def _squares(rows: Embeddings) -> NDArray[np.floating]:
 
 
 def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.int64]:
-    """Returns the `num_wanted` row numbers of lowest hash(counters, row), int64, in the order of
-    their hashes.
+    """Returns the `num_wanted` row ids of lowest hash(counters, row), int64, in the order of their
+    hashes.
 
-    Memory is a few times the wanted numbers, because rows above a threshold are never kept.
+    Memory is a few times the result, because rows above a threshold are dropped at once.
     """
     if num_wanted >= num_rows:
         return _by_hash(np.arange(num_rows), *counters)
@@ -275,8 +279,7 @@ def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.
         rows = np.arange(start, min(start + _HASHED_AT_ONCE, num_rows))
         parts.append(rows[hash_counters(*counters, rows) <= limit])
     chosen_rows = np.concatenate(parts)
-    # A miss by six standard deviations is next to impossible, but the answer must be right then
-    # too.
+    # A miss by six standard deviations is nearly impossible, but the result must still be right.
     if len(chosen_rows) < num_wanted:
         chosen_rows = np.arange(num_rows)
     return _by_hash(chosen_rows, *counters)[:num_wanted]

@@ -1,4 +1,4 @@
-"""Which members of clusters to keep: all but outliers, or as even a number of each as there is."""
+"""Selects members of clusters: all but outliers, or numbers as equal as possible per cluster."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from mlcd.randomness import hash_counters
 
-_SMALL: Final = 1e-6  # spread of a cluster whose members are all the same
+_SMALL: Final = 1e-6  # least spread, for a cluster of equal members
 
 
 def outliers(
     assignment: NDArray[np.integer], distances: NDArray[np.float32], share: float
 ) -> NDArray[np.bool_]:
-    """Returns which share of the rows lies farthest out in its own cluster, [N].
+    """Returns a mask [N] of the `share` of rows that lie farthest out in their clusters.
 
-    A distance counts by how many of its cluster's spreads it is above the cluster's median. The
-    spread is the median of the differences from that.
+    Rows are compared by (distance - median) / spread. Both are medians of the cluster: of the
+    distances, and of their absolute differences from the median.
     """
     away = distances - _medians(assignment, distances)
     beyond = away / np.maximum(_medians(assignment, np.abs(away)), _SMALL)
@@ -29,16 +29,15 @@ def outliers(
 def balanced(
     levels: Sequence[NDArray[np.integer]], num: int, *, seed: int = 0
 ) -> NDArray[np.bool_]:
-    """Returns which `num` rows to keep so that clusters are as even as they can be, [N].
+    """Returns a mask [N] of `num` rows to keep so that clusters are as balanced as possible.
 
-    levels: the cluster of each row on each level, the finest first; the clusters of a level lie
-    within those of the next. The coarsest clusters are as even as can be, then in each of them
-    those of the next finer level, and so on (Vo et al., 2024). Clusters with fewer rows than the
-    others get are kept whole. In the finest clusters rows are drawn by hash, and so are the
-    clusters that get one more.
+    levels: cluster of each row on each level, finest first; each cluster lies within one cluster of
+    the next level. The coarsest clusters are balanced first, then the next finer clusters within
+    each, and so on (Vo et al., 2024). Clusters smaller than their share are kept whole. A hash
+    selects rows in the finest clusters, and the clusters that get one row more.
     """
     keys = hash_counters(seed, np.arange(len(levels[0])))
-    # the turn of each row in its cluster: the first of all clusters come before the second of any
+    # rank of each row in its cluster: the first rows of all clusters precede all second rows
     turns = np.zeros(len(keys), np.int64)
     for clusters in levels:
         order = np.lexsort((keys, turns, clusters))

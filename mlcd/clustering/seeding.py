@@ -1,9 +1,9 @@
-"""The first centers of k-means: distinct rows drawn by a hash of (seed, row), or found in two
-levels for many clusters.
+"""Finds the initial centers of k-means: distinct rows drawn by a hash of (seed, row), or, for many
+clusters, centers found in two levels.
 
-Two levels: a sample is divided into about sqrt(k) coarse cells, the centers are shared out among
-them by their mass, and each cell is clustered by itself. Lloyd's passes over all rows then start
-close to where they end.
+Two levels: a sample is divided into about sqrt(k) coarse cells, the centers are distributed over
+the cells by mass, and each cell is clustered separately. Lloyd's passes over all rows then start
+near the optimum.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,9 @@ from mlcd.world import World
 _READ_TOGETHER: Final = 4096
 SAMPLE_PER_CENTER: Final = 32  # rows of the two-level sample for each center wanted
 _COARSE_SAMPLE: Final = 256  # rows of the sample for each coarse cell
-_SAMPLE_STREAM: Final = 1  # second counter of the hash, so that the sample is not the first centers
+_SAMPLE_STREAM: Final = (
+    1  # second hash counter, so that the sample differs from the initial centers
+)
 
 # k-means of one level: (rows, number of clusters, seed) to centers
 Cluster = Callable[[Rows, int, int], Embeddings]
@@ -30,7 +32,7 @@ Cluster = Callable[[Rows, int, int], Embeddings]
 def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
     """Returns [K, D]: the first K rows in the order of hash(seed, row) that differ from each other.
 
-    Raises InvalidInput when there are fewer distinct rows than clusters.
+    Raises InvalidInput if there are fewer distinct rows than clusters.
     """
     chosen = np.empty((min(num_clusters, rows.num_rows), rows.dimension), dtype=np.float32)
     contents: set[bytes] = set()
@@ -68,7 +70,7 @@ def two_level(
     for cell in range(world.rank, num_coarse, world.size):
         if shares[cell]:
             members: Rows = SelectedRows(sample, np.flatnonzero(cell_of == cell))
-            # in memory these rows take no more than the centers
+            # these rows take no more memory than the centers
             if members.num_rows <= max(num_clusters, BLOCK_ROWS):
                 members = _load_rows(members)
             centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
@@ -80,7 +82,7 @@ def two_level(
 def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns the share of `num` that each cell gets, by mass and largest remainder.
 
-    A cell with rows gets at least 1, and no cell more than its limit. The sum is `num`, which must
+    A nonempty cell gets at least 1, and no cell more than its limit. The sum is `num`, which must
     be between the number of cells with rows and the sum of the limits.
     """
     shares = np.minimum((mass > 0).astype(np.int64), limit)
@@ -99,8 +101,8 @@ def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> N
 
 
 def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
-    """Returns the rows of lowest hash, in their own order; all rows where there are no more than
-    wanted.
+    """Returns the `num_wanted` rows of lowest hash, in ascending order; all rows if there are no
+    more.
     """
     if num_wanted >= rows.num_rows:
         return rows
@@ -114,7 +116,7 @@ def _load_rows(rows: Rows) -> Rows:
 
 
 def _in_hash_order(rows: Rows, num_clusters: int, seed: int) -> Iterator[Embeddings]:
-    """Yields rows in the order of their hashes and reads no more than duplicates make necessary."""
+    """Yields rows in the order of their hashes and reads more only after duplicates."""
     num_wanted, done = num_clusters, 0
     while done < rows.num_rows:
         order = lowest_hashed(rows.num_rows, num_wanted, seed)

@@ -1,4 +1,4 @@
-"""The interface of the ways to find centers near a row: the CPU, its compiled loops, and a GPU."""
+"""The interface of scans that find centers near rows: plain CPU, compiled loops, and GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +12,10 @@ from mlcd.types import Embeddings
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Centers for each row and their float64 scores, [B, S], the highest first; -1 and -inf for
-    none.
+    """Centers for each row and their float64 scores, [B, S], best first, padded with -1 and -inf.
 
-    sure: [B], where the answer is among them. clear: [B], where the first are the answer in its
-    order, and their scores in float32 are its scores, whatever the order of summation.
+    sure: mask [B] of rows whose answer is among these centers. clear: mask [B] of rows whose first
+    centers are the answer, in order and in float32 score, under any order of summation.
     """
 
     ids: NDArray[np.int64]
@@ -26,7 +25,7 @@ class Shortlist:
 
     @classmethod
     def of_none(cls, num_rows: int, top: int) -> "Shortlist":
-        """Returns an empty one for each row, none of which is sure."""
+        """Returns an empty shortlist for each row; no row is sure."""
         shape, unsure = (num_rows, top), np.zeros(num_rows, dtype=np.bool_)
         return cls(np.full(shape, -1), np.full(shape, -np.inf), unsure, unsure)
 
@@ -38,17 +37,17 @@ class Shortlister(Protocol):
 
     @property
     def sums_in_order(self) -> bool:
-        """Tells whether scores are summed in the order of `exact_scores`."""
+        """Returns whether scores are summed in the order of `exact_scores`."""
         ...
 
     @property
     def rooms(self) -> Sequence[int]:
-        """Returns the rooms to ask with, one after the other, for each of the answer."""
+        """Returns the rooms to try in order, per center of the answer."""
         ...
 
     @property
     def batch_rows(self) -> int:
-        """Returns the most rows that it is asked for at once."""
+        """Returns the maximum number of rows per call."""
         ...
 
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:

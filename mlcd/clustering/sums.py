@@ -2,7 +2,7 @@
 
 A component is rounded to a multiple of 2^-33 and added as int64, so any order, batch size, number
 of threads or of processes gives the same bits. The error is 2^-34 per component and row. A cluster
-may hold 2^29 rows before a sum of components of size 1 could overflow.
+may contain 2^29 rows before a sum of components of size 1 could overflow.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from mlcd.world import World
 SCALE: Final = 2.0**33
 MAX_ROWS: Final = 2**29
 _TOGETHER: Final = 1 << 17  # components converted at once: small enough for the cache
-_WORTH_THREADS: Final = 1 << 20  # components: 3 ms of a core; two threads begin in half of one
-_LEAST_COLUMNS: Final = 32  # of a thread: narrower ones share lines of the cache
-_CONVERTED: Final = 1 << 20  # components of sums at once in float64, of which there are four copies
+_WORTH_THREADS: Final = 1 << 20  # components: 3 ms on one core; two threads start in 0.5 ms
+_LEAST_COLUMNS: Final = 32  # columns per thread: narrower slices share cache lines
+_CONVERTED: Final = 1 << 20  # components of sums at once in float64; four copies exist
 _ROWS_OF_A_MEAN: Final = 2**28
 
 
 class ClusterSums:
-    """The sum and the number of the rows of each cluster.
+    """The sum of the rows and the number of rows of each cluster.
 
     sums: [K, D] int64, in units of 2^-33. sizes: [K] int64.
     """
@@ -78,7 +78,7 @@ class ClusterSums:
         sign: int,
         sums: NDArray[np.int64],
     ) -> None:
-        """Adds the rows in this order, which is that of their clusters, to the sums in place."""
+        """Adds the rows to the sums in place. order: rows sorted by cluster."""
         together = max(1, _TOGETHER // rows.shape[1])
         for start in range(0, len(rows), together):
             part = order[start : start + together]
@@ -97,8 +97,8 @@ class ClusterSums:
         return float(self._products(centers).sum()) / int(self.sizes.sum())
 
     def cosines(self, centers: Embeddings) -> NDArray[np.float64]:
-        """Returns [K] float64: the mean inner product of each center and its rows, NaN where there
-        are none.
+        """Returns [K] float64: the mean inner product of each center and its rows, NaN for a
+        cluster without rows.
         """
         products = self._products(centers)
         return np.divide(
@@ -108,8 +108,8 @@ class ClusterSums:
     def _products(self, centers: Embeddings) -> NDArray[np.float64]:
         """Returns [K] the inner product of each sum and its center.
 
-        Centers are made of unit length in float64: the rounding of their lengths in float32 is more
-        than an update gains where all rows are close to their centers.
+        Centers are normalized in float64: the float32 rounding of their lengths exceeds the gain of
+        an update if all rows are close to their centers.
         """
         products = np.zeros(len(centers))
         for part in _parts(*centers.shape):
@@ -128,7 +128,7 @@ class ClusterSums:
         for part in _parts(*self.sums.shape):
             sums = self.sums[part].astype(np.float64) / SCALE
             norms = np.linalg.norm(sums, axis=1)
-            # The sum of opposite rows is only their rounding.
+            # The sum of opposite rows is only rounding error.
             norms[norms <= self.sizes[part] * (sums.shape[1] ** 0.5 / SCALE)] = 0.0
             unit = np.divide(
                 sums, norms[:, None], out=np.zeros_like(sums), where=norms[:, None] > 0
@@ -139,8 +139,8 @@ class ClusterSums:
 
 
 def mean_of(rows: Rows, world: World) -> NDArray[np.float32]:
-    """Returns the mean of the rows of all processes, [D] float32, whatever the blocks and whoever
-    reads them.
+    """Returns the mean of the rows of all processes, [D] float32; blocks and processes do not
+    change its bits.
     """
     parts = ClusterSums.zeros(rows.num_rows // _ROWS_OF_A_MEAN + 1, rows.dimension)
     for start, block in rows.blocks(*world.own_rows(rows.num_rows)):

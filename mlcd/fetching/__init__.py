@@ -1,1 +1,1 @@
-"""Images by URL: one strict parser, checked addresses, and turns for every host."""
+"""Fetches images by URL: one strict parser, checked addresses, and a limit for every host."""

@@ -1,4 +1,4 @@
-"""The addresses that a fetch may connect to: public ones, and networks that are named."""
+"""The addresses that a fetch may connect to: public addresses, and the policy's networks."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, TypeAlias
@@ -7,8 +7,8 @@ Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
 # IANA's registries of special-purpose addresses, where the standard library's `is_global` differs.
-# For IPv6 it knows only exceptions; a public address must be in the one range that IANA assigns to
-# hosts, without the special blocks in it.
+# For IPv6, `is_global` lists only exceptions. A public address must be in the one range that IANA
+# assigns to hosts, except for the special blocks in that range.
 _SPECIAL_V4: Final = tuple(
     ip_network(block)
     for block in (
@@ -22,14 +22,14 @@ _UNICAST_V6: Final = ip_network("2000::/3")
 _SPECIAL_V6: Final = tuple(
     ip_network(block)
     for block in (
-        "2001::/23",  # protocol assignments, Teredo among them: holds an IPv4 address
+        "2001::/23",  # protocol assignments, such as Teredo: embeds an IPv4 address
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4: holds an IPv4 address
+        "2002::/16",  # 6to4: embeds an IPv4 address
         "3fff::/20",  # documentation
     )
 )
-# NAT64: in a network without IPv4, the resolver returns these for hosts that have only IPv4. They
-# are judged by the IPv4 address that they stand for.
+# NAT64: in a network without IPv4, the resolver returns these for hosts that have only IPv4. The
+# embedded IPv4 address decides.
 _TRANSLATED: Final = ip_network("64:ff9b::/96")
 # Refused even inside a named network: no host of images has such an address.
 _NEVER: Final = tuple(
@@ -51,9 +51,9 @@ _NEVER: Final = tuple(
 
 
 def may_connect(text: str, networks: tuple[Network, ...]) -> bool:
-    """Tells whether an address from a resolver is public or within `networks`.
+    """Returns whether an address from a resolver is public or within `networks`.
 
-    It is False for other text.
+    Text that is not an address gives False.
     """
     try:
         address = ip_address(text)

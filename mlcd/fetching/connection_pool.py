@@ -1,7 +1,7 @@
-"""Connections to hosts, kept for a while for the next request.
+"""A pool of idle connections to hosts.
 
-httpcore's own pool loses a place for good when a request is canceled before it uses the connection
-that was made for it. Here a connection belongs to the request that uses it.
+httpcore's own pool permanently loses a slot if a request is canceled before it uses the connection
+that the pool opened for it. Here a connection belongs to the request that uses it.
 """
 
 import ssl
@@ -13,66 +13,63 @@ import httpcore
 
 from mlcd.fetching.urls import Url
 
-_Place: TypeAlias = tuple[str, str, int]
-# A connection without a request is kept for less than hosts commonly allow, so that they seldom
-# close it under a request.
-_KEPT_S: Final = 2.0
+_Origin: TypeAlias = tuple[str, str, int]
+# Shorter than the idle timeout of most hosts, so that hosts rarely close a connection in use.
+_MAX_IDLE_S: Final = 2.0
 
 
 class ConnectionPool:
-    """The connections that no request uses now. most: how many are kept."""
+    """The idle connections. most: maximum number of idle connections."""
 
     def __init__(
         self, network: httpcore.AsyncNetworkBackend, context: ssl.SSLContext | None, *, most: int
     ) -> None:
         self._network, self._context, self._most = network, context, most
-        self._kept: list[tuple[_Place, httpcore.AsyncHTTPConnection]] = []  # the oldest first
+        self._idle: list[tuple[_Origin, httpcore.AsyncHTTPConnection]] = []  # oldest first
         self._to_close: list[httpcore.AsyncHTTPConnection] = []
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._idle)
 
     @asynccontextmanager
     async def connection(self, url: Url) -> AsyncIterator[httpcore.AsyncHTTPConnection]:
-        """Yields a connection to the place of a URL, for one request."""
-        place = url.scheme, url.host, url.port
-        connection = self._take_kept(place) or self._open_new(place)
+        """Yields a connection to the origin of a URL, for one request."""
+        origin = url.scheme, url.host, url.port
+        connection = self._take_idle(origin) or self._open_new(origin)
         try:
             yield connection
         finally:
-            if connection.is_available():  # the answer was read to its end
-                self._kept.append((place, connection))
+            if connection.is_available():  # the response was read in full
+                self._idle.append((origin, connection))
             else:
                 self._to_close.append(connection)
-            self._to_close += [
-                connection_to_close for _, connection_to_close in self._kept[: -self._most]
-            ]
-            del self._kept[: -self._most]
+            self._to_close += [excess for _, excess in self._idle[: -self._most]]
+            del self._idle[: -self._most]
             await self._close()
 
     async def aclose(self) -> None:
-        self._to_close += [connection for _, connection in self._kept]
-        self._kept.clear()
+        self._to_close += [connection for _, connection in self._idle]
+        self._idle.clear()
         await self._close()
 
     async def _close(self) -> None:
-        while self._to_close:  # a request that is canceled here leaves the others to the next
+        while self._to_close:  # if canceled here, the next request closes the remaining ones
             await self._to_close.pop().aclose()
 
-    def _take_kept(self, place: _Place) -> httpcore.AsyncHTTPConnection | None:
-        """Takes the newest connection to a place; those that have expired are to be closed."""
-        self._to_close += [connection for _, connection in self._kept if connection.has_expired()]
-        self._kept = [entry for entry in self._kept if entry[1] not in self._to_close]
-        newest = next((entry for entry in reversed(self._kept) if entry[0] == place), None)
+    def _take_idle(self, origin: _Origin) -> httpcore.AsyncHTTPConnection | None:
+        """Takes the newest idle connection to an origin; schedules expired ones for closing."""
+        self._to_close += [connection for _, connection in self._idle if connection.has_expired()]
+        self._idle = [entry for entry in self._idle if entry[1] not in self._to_close]
+        newest = next((entry for entry in reversed(self._idle) if entry[0] == origin), None)
         if newest is not None:
-            self._kept.remove(newest)
+            self._idle.remove(newest)
         return None if newest is None else newest[1]
 
-    def _open_new(self, place: _Place) -> httpcore.AsyncHTTPConnection:
-        scheme, host, port = place
+    def _open_new(self, origin: _Origin) -> httpcore.AsyncHTTPConnection:
+        scheme, host, port = origin
         return httpcore.AsyncHTTPConnection(
             httpcore.Origin(scheme.encode(), host.encode(), port),
             ssl_context=self._context,
-            keepalive_expiry=_KEPT_S,
+            keepalive_expiry=_MAX_IDLE_S,
             network_backend=self._network,
         )

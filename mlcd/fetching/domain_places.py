@@ -1,4 +1,4 @@
-"""Places that domains share: who owns a domain may have any number of names below it."""
+"""Slots shared by domains: the owner of a domain can create any number of host names below it."""
 
 import asyncio
 from collections import Counter, deque
@@ -9,32 +9,32 @@ _Waiting: TypeAlias = tuple[str, "asyncio.Future[None]"]
 
 
 class DomainPlaces:
-    """A number of places, of which no domain holds more than it leaves free.
+    """A limited number of slots; no domain takes more slots than it leaves free.
 
-    One domain can take half of them, the next one half of the rest: a few whose servers never
-    answer leave a place to the others. Use it from one event loop.
+    One domain can take half of the slots, the next domain half of the remaining slots: a few
+    domains whose servers never respond cannot block the others. Use it from one event loop.
     """
 
     def __init__(self, num: int, *, least: int = 0) -> None:
-        """least: places that a domain may hold even if it leaves fewer free."""
+        """num: slots in total. least: slots that a domain may take even if it leaves fewer free."""
         self._free, self._least = num, least
         self._held: Counter[str] = Counter()
         self._waiting: deque[_Waiting] = deque()
 
     async def take(self, host: str) -> None:
-        """Waits for a place for the domain of this host; `leave` gives it back."""
+        """Waits for a slot for the domain of this host; `leave` releases it."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((_domain(host), turn))
         self._admit()
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # the place came in the same moment
+            if not turn.cancelled():  # the slot was granted at the same moment
                 self.leave(host)
             raise
 
     def leave(self, host: str) -> None:
-        """Gives a place of the domain back."""
+        """Releases a slot of the host's domain."""
         domain = _domain(host)
         self._free += 1
         self._held[domain] -= 1
@@ -43,8 +43,8 @@ class DomainPlaces:
         self._admit()
 
     def _admit(self) -> None:
-        """Gives places to those who wait, in the order in which they came."""
-        staying: deque[_Waiting] = deque()
+        """Grants free slots to waiting hosts, in order of arrival."""
+        still_waiting: deque[_Waiting] = deque()
         while self._waiting and self._free:
             domain, turn = self._waiting.popleft()
             if turn.done():  # canceled
@@ -54,13 +54,13 @@ class DomainPlaces:
                 self._held[domain] += 1
                 turn.set_result(None)
             else:
-                staying.append((domain, turn))
-        self._waiting.extendleft(reversed(staying))
+                still_waiting.append((domain, turn))
+        self._waiting.extendleft(reversed(still_waiting))
 
 
 def _domain(host: str) -> str:
-    """Returns the last two labels, whose owner has the name servers of all names below; an address
-    is a domain of its own.
+    """Returns the last two labels: their owner runs the name servers of all names below. An IP
+    address is its own domain.
     """
     try:
         return str(ip_address(host))

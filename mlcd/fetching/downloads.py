@@ -1,4 +1,4 @@
-"""Images at URLs for callers without an event loop, each by itself."""
+"""Downloads single images at URLs for callers without an event loop."""
 
 import asyncio
 import threading
@@ -15,16 +15,16 @@ from mlcd.fetching.policy import FetchPolicy
 from mlcd.fetching.url_client import UrlClient
 from mlcd.fetching.urls import parse_url
 
-_MAX_BYTES: Final = 32 << 20  # of one image
-_MOST_HELD_BYTES: Final = 256 << 20  # of all images that wait for their turn to be decoded
+_MAX_BYTES: Final = 32 << 20  # per image
+_MAX_BUFFERED_BYTES: Final = 256 << 20  # of all images that wait to be decoded
 
 
 class Downloads:
-    """A client in fsspec's event loop, used as a context manager. Threads may share it."""
+    """A client in fsspec's event loop, used as a context manager; safe to share among threads."""
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy, self._client, self._loop = policy, UrlClient(policy), get_loop()
-        self._lock, self._held_bytes = threading.Lock(), 0
+        self._lock, self._buffered_bytes = threading.Lock(), 0
         self._running: set[Future[Any]] = set()
 
     def __enter__(self) -> Self:
@@ -37,12 +37,12 @@ class Downloads:
         asyncio.run_coroutine_threadsafe(self._client.__aexit__(), self._loop).result()
 
     def is_full(self) -> bool:
-        """Tells that the images that came and were not taken have many bytes."""
-        return self._held_bytes >= _MOST_HELD_BYTES
+        """Returns whether the buffered images reach the limit of bytes."""
+        return self._buffered_bytes >= _MAX_BUFFERED_BYTES
 
     def begin(self, text: str) -> Callable[[], bytes]:
-        """Begins to fetch a URL; the result waits for the image and raises ImageRejected where
-        there is none.
+        """Starts to fetch a URL. Returns a function that waits for the image; it raises
+        ImageRejected if the fetch fails.
         """
         future = asyncio.run_coroutine_threadsafe(self._fetch(text), self._loop)
         self._running.add(future)
@@ -50,7 +50,7 @@ class Downloads:
 
         def take() -> bytes:
             image = future.result()
-            self._hold(-len(image))
+            self._add_bytes(-len(image))
             return image
 
         return take
@@ -69,24 +69,24 @@ class Downloads:
 
     @contextmanager
     def _receiving(self) -> Iterator[Callable[[int], None]]:
-        """Yields what counts the bytes of one image, which a failed image gives back."""
-        num_held = 0
+        """Yields a function that counts the bytes of one image; a failure releases them."""
+        num_buffered = 0
 
-        def reach(num: int) -> None:
-            nonlocal num_held
+        def count_bytes(num: int) -> None:
+            nonlocal num_buffered
             if num > _MAX_BYTES:
                 raise ImageRejected(
                     "too-many-bytes", f"an image of more than {_MAX_BYTES >> 20} MiB"
                 )
-            self._hold(max(0, num - num_held))
-            num_held = max(num_held, num)
+            self._add_bytes(max(0, num - num_buffered))
+            num_buffered = max(num_buffered, num)
 
         try:
-            yield reach
+            yield count_bytes
         except BaseException:
-            self._hold(-num_held)
+            self._add_bytes(-num_buffered)
             raise
 
-    def _hold(self, num: int) -> None:
+    def _add_bytes(self, num: int) -> None:
         with self._lock:
-            self._held_bytes += num
+            self._buffered_bytes += num

@@ -6,8 +6,8 @@ from mlcd.errors import ImageReason, ImageRejected
 class FetchRejected(ImageRejected):
     """One image cannot be fetched.
 
-    `detail` tells what happened on the way. It describes the network, so it is for those who run
-    the fetch, and not for the clients of a server.
+    `detail` says what happened. It describes the network, so it is for the operators of the fetch,
+    and not for the clients of a server.
     """
 
     def __init__(
@@ -18,7 +18,7 @@ class FetchRejected(ImageRejected):
 
 
 def host_refused(detail: str) -> FetchRejected:
-    """Returns the one refusal of a host; its message is the same for every cause."""
+    """Returns the refusal of a host; its message is the same for every cause."""
     return FetchRejected(
         "url-refused",
         "the URL's host is not one that may be fetched from",
@@ -28,5 +28,5 @@ def host_refused(detail: str) -> FetchRejected:
 
 
 def fetch_failed(message: str, detail: str) -> FetchRejected:
-    """Returns the refusal of an image whose host did not give it."""
+    """Returns the refusal of an image that its host did not deliver."""
     return FetchRejected("fetch-failed", message, detail=detail)

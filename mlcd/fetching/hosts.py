@@ -9,15 +9,15 @@ _BELOW: Final = "*."
 _NAME: Final = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*(?P<last>[a-z0-9_-]{1,63})"
 )
-# Resolvers take these for numbers, and so for addresses: decimal, octal, hexadecimal.
+# Resolvers parse these as numbers, and so as addresses: decimal, octal, hexadecimal.
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 
 def canonical_host(text: str) -> str | None:
-    """Returns the canonical form of a host, None where it is neither a name nor an address.
+    """Returns the canonical form of a host; None if it is neither a name nor an address.
 
-    An IPv6 address has brackets in `text` and none in the result. Text that a resolver could read
-    as a number is not a name; it is an address only as four decimal numbers without leading zeros.
+    An IPv6 address has brackets in `text` and none in the result. A host whose last label is a
+    number is an address, and must be four decimal numbers without leading zeros.
     """
     lowered = text.lower()
     name = _NAME.fullmatch(lowered)
@@ -43,7 +43,7 @@ def canonical_entry(text: str) -> str | None:
 
 
 def allows(entries: tuple[str, ...], host: str) -> bool:
-    """Tells whether a host matches an entry; `*.suffix` matches names below it, not itself."""
+    """Returns whether a host matches an entry; `*.suffix` matches only names below the suffix."""
     return any(
         entry in (ANY_HOST, host) or (entry.startswith(_BELOW) and host.endswith(entry[1:]))
         for entry in entries

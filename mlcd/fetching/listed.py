@@ -1,4 +1,4 @@
-"""Lists of hosts, networks and ports, as environment variables write them."""
+"""Parses lists of hosts, networks and ports, as written in environment variables."""
 
 from ipaddress import ip_network
 from typing import Final
@@ -10,7 +10,7 @@ _MAX_PORT: Final = 65535
 
 
 def split_list(value: object) -> list[str]:
-    """Returns the parts of a list as environment variables write it, with commas."""
+    """Returns the parts of a comma-separated text or of a list, without blanks."""
     parts = value.split(",") if isinstance(value, str) else value
     return (
         [str(part).strip() for part in parts if str(part).strip()]

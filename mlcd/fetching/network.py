@@ -1,4 +1,4 @@
-"""The outgoing network: names are resolved once, and only checked addresses are connected to."""
+"""The outgoing network: resolves each name once and connects only to checked addresses."""
 
 import ssl
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ from mlcd.fetching.fetch_refusals import host_refused
 from mlcd.fetching.resolver import Resolver
 from mlcd.too_many_files import lacks_open_files, too_many_files
 
-_CONNECT_S: Final = 3.0  # for one address of several: the next may answer
-_READ_BYTES: Final = 16 * 2**10  # parsed at a time, on the event loop
-# Headers and framing of one answer: each of these bytes costs more than one of the image.
+_CONNECT_S: Final = 3.0  # per address: the host's next address may answer
+_READ_BYTES: Final = 16 * 2**10  # bytes parsed at a time, on the event loop
+# Limit on header and framing bytes per response: parsing one is slower than copying a body byte.
 _MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 
 
@@ -38,7 +38,7 @@ class CheckedNetwork(AsyncNetworkBackend):
     ) -> AsyncNetworkStream:
         """Connects to the first address that answers.
 
-        Raises the same ImageRejected where an address is forbidden and where the name has none.
+        Raises the same ImageRejected whether an address is forbidden or the name does not resolve.
         """
         failure: Exception = httpcore.ConnectError()
         for address in await self._addresses(host, port):
@@ -56,7 +56,7 @@ class CheckedNetwork(AsyncNetworkBackend):
         try:
             addresses = await self._resolver.addresses(host, port)
         except (OSError, UnicodeError):
-            if lacks_open_files():  # of which the system's resolver does not tell
+            if lacks_open_files():  # getaddrinfo does not report this cause
                 raise too_many_files() from None
             addresses = []
         if not addresses:
@@ -67,17 +67,17 @@ class CheckedNetwork(AsyncNetworkBackend):
 
 
 class MeteredStream(AsyncNetworkStream):
-    """A connection that fails when an answer is more framing than image.
+    """A connection that fails if the framing of a response exceeds `_MAX_OVERHEAD_BYTES`.
 
-    The reader of the body calls `accounted` for every chunk.
+    The code that reads the body must call `subtract_body_bytes` for every chunk.
     """
 
     def __init__(self, stream: AsyncNetworkStream) -> None:
         self._stream = stream
         self._overhead = 0
 
-    def account(self, num: int) -> None:
-        """Notes that `num` of the bytes were the body's."""
+    def subtract_body_bytes(self, num: int) -> None:
+        """Subtracts `num` body bytes from the overhead: `read` counts every byte as overhead."""
         self._overhead -= num
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
@@ -88,7 +88,7 @@ class MeteredStream(AsyncNetworkStream):
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        self._overhead = 0  # a new request, and so a new answer
+        self._overhead = 0  # a new request starts a new response
         await self._stream.write(buffer, timeout)
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""The hosts that images may be fetched from, and how many at one time."""
+"""The hosts that images may be fetched from, and the limits of the fetch."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from mlcd.fetching.hosts import ANY_HOST
 
 @dataclass(frozen=True)
 class FetchPolicy:
-    """The bounds of a fetch.
+    """The limits of a fetch.
 
-    hosts: names, addresses, `*.suffix` or `*`. networks: those in which they may have addresses
-    that are not public. turn_s: seconds for one answer, from its turn at the host; None for no
-    limit. private: messages do not tell what was seen on the way, which describes the network.
+    hosts: names, addresses, `*.suffix` or `*`. networks: non-public networks in which hosts may
+    have addresses. turn_s: timeout of one response in seconds, counted from its turn at the host;
+    None for no limit. private: leaves details that describe the network out of messages.
     """
 
     hosts: tuple[str, ...] = (ANY_HOST,)

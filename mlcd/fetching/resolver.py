@@ -1,4 +1,4 @@
-"""The resolver of names, in threads: the system's resolver blocks."""
+"""Resolves host names in threads, because the system's resolver blocks."""
 
 import asyncio
 import socket
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from mlcd.fetching.domain_places import DomainPlaces
 
-# Resolves a host and a port to addresses, as text. Raises OSError or UnicodeError without any.
+# Resolves a host and a port to addresses as text. Raises OSError or UnicodeError if there is none.
 LookUp: TypeAlias = Callable[[str, int], list[str]]
 
 
@@ -17,9 +17,9 @@ def system_addresses(host: str, port: int) -> list[str]:
 
 
 class Resolver:
-    """Threads that domains share: a slow name server keeps only a part of them busy.
+    """A thread pool shared by domains: a slow name server occupies only some of the threads.
 
-    A look-up cannot be canceled: the request may have ended long before its thread is free again.
+    A look-up cannot be canceled: its thread may stay busy long after the request has ended.
     """
 
     def __init__(self, look_up: LookUp, *, num_threads: int) -> None:
@@ -27,13 +27,13 @@ class Resolver:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="resolve")
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Resolves a host. Raises what `LookUp` raises."""
+        """Resolves a host. Raises OSError or UnicodeError if it has no address."""
         await self._places.take(host)
-        looking = asyncio.get_running_loop().run_in_executor(
+        pending = asyncio.get_running_loop().run_in_executor(
             self._threads, self._look_up, host, port
         )
-        looking.add_done_callback(lambda _: self._places.leave(host))
-        return await asyncio.shield(looking)
+        pending.add_done_callback(lambda _: self._places.leave(host))
+        return await asyncio.shield(pending)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""The client that fetches an image: every hop is checked, and hosts take turns."""
+"""The client that fetches an image: checks every redirect, and limits connections per host."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -19,9 +19,9 @@ from mlcd.fetching.resolver import LookUp, Resolver, system_addresses
 from mlcd.fetching.urls import Url
 from mlcd.too_many_files import refuse_too_many_files
 
-# Yields for one answer what is called with its total size whenever more is known, and may raise.
+# Per response, yields a function that is called with the size known so far; it may raise.
 Receiving: TypeAlias = Callable[[], AbstractContextManager[Callable[[int], None]]]
-# Times the connections of a host: the threads that resolve names, at least.
+# Resolver threads per connection of a host, at least
 _DOMAINS: Final = 4
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _OK: Final = 200
@@ -38,18 +38,17 @@ class UrlClient:
 
     def __init__(self, policy: FetchPolicy, *, look_up: LookUp = system_addresses) -> None:
         self._policy = policy
-        most, of_host = policy.max_connections, policy.max_connections_per_host
-        self._resolver = Resolver(look_up, num_threads=max(most, _DOMAINS * of_host))
-        # A bound per host above half of all places says that one host may take them all.
-        self._places = DomainPlaces(most, least=of_host if 2 * of_host > most else 0)
+        total, per_host = policy.max_connections, policy.max_connections_per_host
+        self._resolver = Resolver(look_up, num_threads=max(total, _DOMAINS * per_host))
+        # A limit per host above half of all slots means that one host may take all slots.
+        self._places = DomainPlaces(total, least=per_host if 2 * per_host > total else 0)
         self._host_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
         policy = self._policy
         self.kept = ConnectionPool(
             CheckedNetwork(policy.networks, self._resolver),
-            # The certificates of the system and of certifi, which take long to load: once, and only
-            # where images are fetched.
+            # Loading the certificates of the system and of certifi is slow: done once, if needed.
             httpcore.default_ssl_context() if policy.hosts else None,
             most=policy.max_connections,
         )
@@ -60,15 +59,15 @@ class UrlClient:
         self._resolver.close()
 
     def check_allowed(self, url: Url) -> Url:
-        """Returns the URL. Raises ImageRejected where the policy does not have its host or port."""
+        """Returns the URL. Raises ImageRejected if the policy lacks its host or port."""
         if url.port not in self._policy.ports or not allows(self._policy.hosts, url.host):
             raise host_refused(f"{url.authority} is not an allowed host and port")
         return url
 
     async def fetch(self, url: Url, receiving: Receiving) -> bytes:
-        """Fetches a URL and follows redirects, each of which is checked like the first URL.
+        """Fetches a URL and follows redirects, checking each target like the first URL.
 
-        Raises ImageRejected, what `receiving` raises, and TimeoutError where an answer takes longer
+        Raises ImageRejected, the errors of `receiving`, and TimeoutError if a response takes longer
         than the policy allows.
         """
         for _ in range(1 + self._policy.max_redirects):
@@ -87,19 +86,19 @@ class UrlClient:
     async def _hop(self, url: Url, receiving: Receiving) -> bytes | str:
         """Returns the image, or the URL of a redirect."""
         try:
-            return await self._ask(url, receiving)
+            return await self._request(url, receiving)
         except MlcdError:
             raise
-        # Hosts may send anything, and the libraries raise many errors at it.
+        # Hosts may send anything, which makes the libraries raise many kinds of errors.
         except Exception as error:
-            refuse_too_many_files(error)  # for which the host is not to blame
+            refuse_too_many_files(error)  # not the host's fault
             raise fetch_failed(
                 "the URL's host could not be reached, or broke off",
                 f"{url.host} could not be reached, or broke off ({type(error).__name__})",
             ) from error
 
-    async def _ask(self, url: Url, receiving: Receiving) -> bytes | str:
-        # The URL is given in parts: another parser would parse a text a second time.
+    async def _request(self, url: Url, receiving: Receiving) -> bytes | str:
+        # The URL is passed in parts: as text, httpcore would parse it again.
         target = httpcore.URL(
             scheme=url.scheme.encode(),
             host=url.host.encode(),
@@ -124,14 +123,14 @@ class UrlClient:
 
     @asynccontextmanager
     async def _turn(self, host: str) -> AsyncIterator[None]:
-        """Waits for a turn at the host, then for one of the connections that domains share.
+        """Waits for a turn at the host, then for one of the connections shared by all domains.
 
-        In this order, waiting for a slow host takes no connection from other hosts.
+        In this order, requests waiting for a slow host occupy no shared connection.
         """
-        of_host = self._host_turns.setdefault(
+        host_turns = self._host_turns.setdefault(
             host, asyncio.Semaphore(self._policy.max_connections_per_host)
         )
-        async with of_host:
+        async with host_turns:
             await self._places.take(host)
             try:
                 yield
@@ -140,9 +139,9 @@ class UrlClient:
 
 
 def _is_image(fields: dict[bytes, bytes]) -> bool:
-    """Tells by the headers whether an answer is an image; the decoder checks the bytes.
+    """Returns whether the headers announce an image; the decoder checks the bytes.
 
-    A compressed answer is refused: it could be of any size.
+    A compressed response is refused: it could decompress to any size.
     """
     kind = fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = fields.get(b"content-encoding", b"").strip().lower()
@@ -150,18 +149,18 @@ def _is_image(fields: dict[bytes, bytes]) -> bool:
 
 
 async def _read(answer: httpcore.Response, receiving: Receiving) -> bytes:
-    """Reads the body, and stops as soon as it is too long by its stated or its real length."""
+    """Reads the body, and stops as soon as its stated or its actual length is too large."""
     connection = cast(MeteredStream, answer.extensions["network_stream"])
     image = bytearray()
-    with receiving() as reach:
-        reach(
+    with receiving() as count_bytes:
+        count_bytes(
             max(
                 (int(value) for name, value in answer.headers if name.lower() == b"content-length"),
                 default=0,
             )
         )
         async for chunk in answer.aiter_stream():
-            connection.account(len(chunk))
-            reach(len(image) + len(chunk))
+            connection.subtract_body_bytes(len(chunk))
+            count_bytes(len(image) + len(chunk))
             image += chunk
     return bytes(image)

@@ -9,12 +9,12 @@ from mlcd.fetching.hosts import ANY_HOST
 from mlcd.fetching.listed import parse_hosts, parse_networks, parse_ports
 from mlcd.fetching.policy import FetchPolicy
 
-_CONNECTIONS: Final = 64  # at one time; most wait for hosts that are slow
+_CONNECTIONS: Final = 64  # concurrent; most wait for slow hosts
 
 
 @dataclass(frozen=True)
 class UrlOptions:
-    """The options, in plain values that workers get too. Each field's metadata has its help."""
+    """The options, as plain values that can be sent to workers; metadata has each option's help."""
 
     column: str | None = field(
         default=None,
@@ -39,7 +39,7 @@ class UrlOptions:
     )
 
     def policy(self) -> FetchPolicy:
-        """Returns what may be fetched. Raises ConfigInvalid naming the option that says nothing."""
+        """Returns the policy. Raises ConfigInvalid, which names the invalid option."""
         if not 0 < self.timeout < float("inf"):
             raise ConfigInvalid("--url-timeout is not a time", remedy="give seconds")
         policy = FetchPolicy(
@@ -58,7 +58,7 @@ class UrlOptions:
 
 
 class JobUrlOptions(UrlOptions):
-    """The options of jobs, whose errors are read by clients and not by those who run the fetch."""
+    """The options of jobs, whose errors are read by clients and not by operators."""
 
     def policy(self) -> FetchPolicy:
         return replace(super().policy(), private=True)

@@ -13,8 +13,8 @@ Scheme = Literal["http", "https"]
 _MAX_LENGTH: Final = 8192
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _MAX_PORT: Final = 65535
-# The characters of RFC 3986, and square brackets, which queries often hold; the part after # is not
-# sent.
+# The characters of RFC 3986, and square brackets, which queries often contain; the fragment after #
+# is not sent.
 _URL: Final = re.compile(
     r"(?P<scheme>https?)://"
     r"(?P<host>[a-z0-9._-]+|\[[0-9a-f:.]+\])"
@@ -51,11 +51,11 @@ class Url:
 
     @property
     def shown(self) -> str:
-        """The URL for messages: without its query, which may hold a secret."""
+        """The URL for messages: without its query, which may contain a secret."""
         return f"{self.scheme}://{self.authority}{self.target.partition('?')[0]}"
 
     def join(self, reference: str) -> "Url":
-        """Returns the target of a redirect from here, given as a URL or a part of one.
+        """Returns the target of a redirect from this URL; reference: an absolute or relative URL.
 
         Raises ImageRejected as `parse_url` does.
         """

@@ -1,11 +1,11 @@
-"""The source that reads a dataset that Hugging Face's `save_to_disk` has written.
+"""The source for datasets written by Hugging Face's `save_to_disk`.
 
     NAME/dataset_dict.json           {"splits": ["train", "test"]}, if it has parts
     NAME/train/state.json            {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
     NAME/train/data-00000-of-00001.arrow
 
-Without parts, state.json lies in NAME itself. The files are mapped, not read, so they must be on
-this machine. The package datasets is not needed.
+Without parts, state.json lies in NAME itself. The files are memory-mapped, so they must be on this
+machine. The package datasets is not needed.
 """
 
 import json
@@ -26,7 +26,7 @@ _SAVE_AGAIN: Final = "save the dataset again with save_to_disk"
 
 @final
 class ArrowSource(ColumnsSource):
-    """The source of Arrow streams, each one group."""
+    """A source of Arrow streams; each stream is one group."""
 
     @contextmanager
     def _open(self, path: str) -> Iterator[TableRows]:
@@ -37,7 +37,7 @@ class ArrowSource(ColumnsSource):
 def _validate(table: pa.Table) -> pa.Table:
     """Returns the table. Raises ArrowInvalid if an offset leads outside of the file.
 
-    The reader trusts offsets and names.
+    The Arrow reader does not check offsets and names.
     """
     try:
         table.validate(full=True)
@@ -67,9 +67,9 @@ class _Stream:
 
 
 def find_saved(location: str, filesystem: Any, path: str) -> ArrowSource | None:
-    """Returns the source of the dataset that was saved at a folder, None if none was.
+    """Returns the source of the dataset saved at a folder; None if the folder has none.
 
-    Raises InvalidInput for one that cannot be read, and NotFound naming a file that is missing.
+    Raises InvalidInput if the dataset cannot be read, and NotFound naming a missing file.
     """
     has_parts = filesystem.isfile(f"{path}/{_PARTS}")
     if not has_parts and not filesystem.isfile(f"{path}/{_STATE}"):

@@ -1,7 +1,6 @@
-"""The bounds on the work that a file may cause beside its pixels; a few bytes can ask for very much
-of it.
+"""Limits the work that a file may cause in addition to its pixels: a few bytes can cause very much.
 
-Measured without these bounds: a JPEG of 440 kB with 2,000 scans of 64 megapixels took 102 s to
+Measured without these limits: a JPEG of 440 kB with 2,000 scans of 64 megapixels took 102 s to
 decode.
 """
 
@@ -18,8 +17,8 @@ MAX_SCANS: Final = 64
 _HEADER_READS: Final = 10_000
 # reads, about one second's work; Pillow reads run-length BMP byte by byte
 _PIXEL_READS: Final = 1_000_000
-_BYTES_PER_READ: Final = 64  # the least average size of further reads
-_TIMES_READ: Final = 8  # times the file's size; tags may point at the same bytes
+_BYTES_PER_READ: Final = 64  # smallest average size of further reads
+_TIMES_READ: Final = 8  # multiple of the file's size; several tags may refer to the same bytes
 _SLACK_BYTES: Final = 2**20
 _SCAN, _END = 0xDA, 0xD9
 _LOWEST_WITH_LENGTH: Final = 0xC0
@@ -29,9 +28,9 @@ _MARKER: Final = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])", re.DOTALL)
 
 
 class BoundedFile(io.BytesIO):
-    """A file of bytes that limits how often and how much a decoder reads.
+    """A file in memory that limits the number and the bytes of a decoder's reads.
 
-    Raises ImageRejected where that is too much.
+    Reading beyond a limit raises ImageRejected.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -41,7 +40,7 @@ class BoundedFile(io.BytesIO):
         self._bytes = _TIMES_READ * len(data) + _SLACK_BYTES
 
     def allow_pixels(self) -> None:
-        """Allows the reads of the pixels, in proportion to the bytes; call it once the header is
+        """Allows reads of pixels in proportion to the file size. Call it after the header is
         read.
         """
         self._reads += _PIXEL_READS + self._num_bytes // _BYTES_PER_READ
@@ -58,8 +57,7 @@ class BoundedFile(io.BytesIO):
 def check_scans(jpeg: bytes) -> None:
     """Raises ImageRejected for a JPEG of more than MAX_SCANS scans."""
     if jpeg.count(b"\xff\xda") <= MAX_SCANS:
-        # Pictures and films behind the picture hold such bytes by chance; the rest looks at markers
-        # only.
+        # Data after the image may contain such bytes by chance; the code below counts only markers.
         return
     scans = 0
     for marker, _ in jpeg_markers(jpeg):
@@ -69,7 +67,7 @@ def check_scans(jpeg: bytes) -> None:
 
 
 def jpeg_markers(jpeg: bytes) -> Iterator[tuple[int, int]]:
-    """Yields each marker before the end of the picture, and the offset of what follows it."""
+    """Yields each marker before the end of the picture, and the offset after the marker."""
     offset = 0
     while (match := _MARKER.search(jpeg, offset)) and (marker := match[1][0]) != _END:
         offset = match.end()

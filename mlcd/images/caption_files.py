@@ -1,4 +1,4 @@
-"""The captions that files beside images hold: a text or JSON file of one image, a table of many."""
+"""Reads captions from files beside images: a text or JSON file per image, or a table of many."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,21 +8,21 @@ from mlcd.errors import InvalidInput
 from mlcd.images.names import printable
 from mlcd.text_tables import csv_rows, decode_text, join_columns, json_rows, open_text, split_lines
 
-SIDECARS: Final = (".json", ".txt")  # the first that states a caption counts
+SIDECARS: Final = (".json", ".txt")  # the first file with a caption is used
 TABLES: Final = tuple(
     name + suffix for name in ("captions", "metadata", "labels") for suffix in (".jsonl", ".csv")
 )
-TABLES_OF_CAPTIONS: Final = "captions."  # other tables may be there for other columns
-CAPTION_COLUMNS: Final = ("captions", "caption", "text")  # the first that is there counts
-MAX_BYTES: Final = 1 << 24  # of a file beside one image
+TABLES_OF_CAPTIONS: Final = "captions."  # tables with other names may lack captions
+CAPTION_COLUMNS: Final = ("captions", "caption", "text")  # the first existing column is used
+MAX_BYTES: Final = 1 << 24  # per caption file of one image
 _PATH_COLUMNS: Final = ("path", "file_name", "image", "key")
 
 
 def captions_beside(suffix: str, data: bytes, item: str) -> list[str]:
-    """Returns the captions in the file of one image: one a line in .txt; in .json the field
-    `captions` or `caption`, where there is one.
+    """Returns the captions in the file of one image: the lines of .txt; in .json the first field of
+    `CAPTION_COLUMNS`, if any.
 
-    Raises InvalidInput naming `item` where they cannot be read.
+    Raises InvalidInput naming `item` if they cannot be read.
     """
     if len(data) > MAX_BYTES:
         raise InvalidInput(
@@ -35,18 +35,18 @@ def captions_beside(suffix: str, data: bytes, item: str) -> list[str]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{item}{suffix} is not JSON", remedy="mend it") from error
+        raise InvalidInput(f"{item}{suffix} is not JSON", remedy="fix the file") from error
     return captions_among(facts, item + suffix) if isinstance(facts, dict) else []
 
 
 def captions_in_table(
     name: str, file: IO[bytes], *, is_of_captions: bool = True
 ) -> Iterator[tuple[str, str]]:
-    """Yields a path, relative to the table's folder, and a caption of it, from the open file of a
-    table in CSV or JSON lines. A path may have several rows.
+    """Yields (image path relative to the table's folder, caption) from an open table in CSV or JSON
+    lines. A path may have several rows.
 
-    is_of_captions: the table must hold captions, so rows without a column of them are refused.
-    Raises InvalidInput naming the first row that cannot be read.
+    is_of_captions: whether the table must contain captions. Raises InvalidInput if captions are
+    required and missing, and for the first row that cannot be read.
     """
     columns: tuple[str, ...] = ()
     is_captioned = False
@@ -82,13 +82,13 @@ def _rows(name: str, file: IO[bytes]) -> Iterator[tuple[int, Any]]:
 
 
 def captions_among(facts: Mapping[str, Any], item: str) -> list[str]:
-    """Returns the captions that the facts of an image state, without empty ones."""
+    """Returns the nonempty captions among the fields of an image."""
     column = next((column for column in CAPTION_COLUMNS if column in facts), None)
     return [] if column is None else captions_of(facts[column], item)
 
 
 def captions_of(value: Any, item: str) -> list[str]:
-    """Returns the captions in a text, a list of texts or None, without empty ones."""
+    """Returns the nonempty captions in a text, a list of texts or None."""
     texts = value if isinstance(value, list) else [value]
     return [
         caption
@@ -101,7 +101,7 @@ def captions_of(value: Any, item: str) -> list[str]:
 def _check_text(text: Any, item: str) -> str:
     try:
         if isinstance(text, str):
-            text.encode()  # JSON can state half a surrogate pair
+            text.encode()  # JSON can contain half a surrogate pair
             return text
     except UnicodeEncodeError:
         pass

@@ -1,4 +1,4 @@
-"""The captions of a source's images, in columns as its entries are."""
+"""The captions of a source's images, stored in columns."""
 
 from dataclasses import dataclass
 from itertools import islice
@@ -11,15 +11,15 @@ from mlcd.images.entries import Entries
 from mlcd.images.matched_keys import Unmatched, match_keys
 from mlcd.images.source import Source
 
-_BLOCK: Final = 1 << 16  # captions that are Python objects at a time
+_BLOCK: Final = 1 << 16  # captions converted to Python objects at a time
 
 
 @dataclass(frozen=True)
 class Captions:
     """The captions of n images, any number of each.
 
-    texts: [n] large_list of large_string. An image takes 8 bytes, a caption 8 and its own.
-    unmatched: names in a table beside the images that match none of them.
+    texts: [n] large_list of large_string. Memory is 8 bytes per image, and 8
+    bytes plus the text per caption. unmatched: names in a caption table that match no image.
     """
 
     texts: pa.LargeListArray
@@ -38,10 +38,10 @@ class Captions:
 
 
 def read_captions(source: Source, entries: Entries) -> Captions:
-    """Reads the captions that lie beside the images of a source; () for an image without.
+    """Reads the captions beside the images of a source; an image may have none.
 
-    entries: those of the source, or some of them. Raises InvalidInput naming a caption that is not
-    text or may be of two images, Unavailable where a file system fails.
+    entries: all or some entries of the source. Raises InvalidInput naming a caption that is not
+    text or matches two images, Unavailable if a file system fails.
     """
     keys, texts = [], []
     captions = source.captions()

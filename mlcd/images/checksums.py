@@ -1,4 +1,4 @@
-"""The checksums of whole files that stores keep."""
+"""Verifies the whole-file checksums that object stores keep."""
 
 import base64
 import hashlib
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-_MD5: Final = re.compile(r'"?([0-9a-f]{32})"?')  # parts uploaded one by one have another ETag
-_KEYS_OF_OTHERS: Final = ("aws:kms", "aws:kms:dsse")  # the ETag is none of the bytes then
+_MD5: Final = re.compile(r'"?([0-9a-f]{32})"?')  # multipart uploads have other ETags
+_KMS_ENCRYPTION: Final = ("aws:kms", "aws:kms:dsse")  # then the ETag is not an MD5 of the bytes
 
 
 class Checksum:
-    """The checksum of a file that is being read. expected: the digest that the store keeps."""
+    """The checksum of a file while it is read. expected: the store's digest."""
 
     def __init__(self, name: str, expected: bytes) -> None:
         self.name, self._expected = name, expected
@@ -23,7 +23,7 @@ class Checksum:
         )
 
     def matches(self) -> bool:
-        """Tells whether the bytes so far are those of the store."""
+        """Returns whether the digest of the bytes so far equals the store's."""
         digest = self._md5.digest() if self.name == "MD5" else self._crc32.to_bytes(4, "big")
         return digest == self._expected
 
@@ -32,8 +32,8 @@ class Checksum:
 
 
 def read_checksum(filesystem: Any, path: str) -> Checksum | None:
-    """Returns the checksum that a store keeps of all bytes of a file; None without one
-    that is known here.
+    """Returns the store's checksum of a whole file; None if it has no checksum of a supported
+    kind.
     """
     facts: dict[str, Any] = {}
     with suppress(Exception):  # without a checksum the file can still be read
@@ -45,7 +45,7 @@ def read_checksum(filesystem: Any, path: str) -> Checksum | None:
         return Checksum("MD5", base64.b64decode(facts["md5Hash"]))
     etag = _MD5.fullmatch(str(facts.get("ETag", ""))) if _is_s3(filesystem) else None
     is_of_bytes = (
-        facts.get("ServerSideEncryption") not in _KEYS_OF_OTHERS
+        facts.get("ServerSideEncryption") not in _KMS_ENCRYPTION
         and "SSECustomerAlgorithm" not in facts
     )
     return Checksum("MD5", bytes.fromhex(etag[1])) if etag is not None and is_of_bytes else None

@@ -1,4 +1,4 @@
-"""The parts of a data set that the names of its files state, as Hugging Face's hub does."""
+"""Finds the parts of a data set (train, val, test) from file names, like Hugging Face's hub."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,15 +19,15 @@ _FIRST: Final = re.compile(rf"({'|'.join(_PARTS)})(?![a-z])")
 
 
 def part_folder(name: str) -> str:
-    """Returns the name of the folder that such a part would be."""
+    """Returns the folder name of a part, such as val for validation."""
     return _PARTS.get(name, name)
 
 
 def parts_of_classes(class_names: Iterable[str]) -> dict[str, str]:
-    """Returns the part that each first folder of the classes' paths is: train, val or test.
+    """Returns the part of each top folder of the classes' paths: train, val or test.
 
-    It is empty unless two folders are parts: one alone may be a class, such as the train of a
-    railway. Folders without classes in them are parts where no class stands beside them.
+    It is empty unless two folders are parts: a single one may be a class, such as a railway train.
+    Folders without sub-folders are parts only if every top folder has the name of a part.
     """
     folders = [name.partition("/") for name in class_names]
     alone = {first for first, slash, _ in folders if not slash}

@@ -1,18 +1,17 @@
 """Decodes untrusted bytes to RGB pixels.
 
-Each kind of file becomes the same whatever the decoder:
+Each kind of file gives the same pixels with any decoder:
 
     RGB, L, 1-bit        unchanged
     P, PA, LA, RGBA      over a white background, transparency of the palette included; a BMP whose
                          alpha is 0 everywhere is opaque
     CMYK, YCCK           by Pillow's conversion; embedded ICC profiles are ignored, as in the
                          training of CLIP and MLCD
-    I;16, I (0..65535)   scaled to 8 bits, rounded; of a TIFF by its bits and where its white is
+    I;16, I (0..65535)   scaled to 8 bits, rounded; for TIFF, by its bit depth and white level
     F, LAB, other I      refused: their range is ambiguous
     animations           the first frame
-    EXIF orientation     applied, or ignored where parity with CLIP's training pipeline is
-                         wanted (that of TIFF and HEIC is a field of the format itself, which is
-                         applied always)
+    EXIF orientation     applied, or ignored for parity with CLIP's training pipeline (TIFF and
+                         HEIC store it in a field of the format, which is always applied)
 """
 
 import math
@@ -35,7 +34,7 @@ from mlcd.images.tiff import check_layout, gray_range, refuse_unknown_layout
 
 ExifPolicy = Literal["apply", "ignore"]
 
-# What Pillow reads. The MPO files of many phones open as JPEG. EPS and PDF are excluded because
+# Formats that Pillow reads. MPO files of many phones open as JPEG. EPS and PDF are excluded because
 # they run interpreters.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 _JPEG: Final = ("JPEG", "MPO")
@@ -76,9 +75,9 @@ DEFAULT_LIMITS: Final = DecodeLimits()
 
 @dataclass(frozen=True)
 class OpenedImage:
-    """An image of which the header has been read, and not yet the pixels.
+    """An image whose header has been read, but not its pixels.
 
-    It can be decoded once, within the limits that it was opened with.
+    It can be decoded once, within the limits given when it was opened.
     """
 
     data: bytes
@@ -91,8 +90,8 @@ class OpenedImage:
 
 @dataclass(frozen=True)
 class Scaled:
-    """An upright RGB picture at some scale; `region` of `image` shows the whole, of width and
-    height `full_size`.
+    """An upright RGB picture at some scale. region: the box of `image` that shows the whole
+    picture. full_size: its unscaled width and height.
     """
 
     image: Image.Image
@@ -105,7 +104,7 @@ def decode(
 ) -> Image.Image:
     """Returns the image as an RGB picture, by the table above.
 
-    Raises ImageRejected with a stable reason; no text of the decoder's own gets out.
+    Raises ImageRejected with a stable reason, without the decoder's own message.
     """
     return _decode(data, exif=exif, limits=limits, shortest=None).image
 
@@ -120,8 +119,8 @@ def decode_scaled(
     """Decodes like `decode`, but may return a smaller JPEG of at least `shortest` pixels on its
     shortest side.
 
-    It accepts and refuses the same images as `decode`. Raises ConfigInvalid where the decoder is
-    not installed.
+    It accepts and refuses the same images as `decode`. Raises ConfigInvalid if simplejpeg is not
+    installed.
     """
     require_simplejpeg()
     return _decode(data, exif=exif, limits=limits, shortest=lambda _: shortest)
@@ -129,7 +128,7 @@ def decode_scaled(
 
 def decode_small(data: bytes, *, longest: int, limits: DecodeLimits = DEFAULT_LIMITS) -> Scaled:
     """Decodes like `decode`, but may return a smaller JPEG of at least `longest` pixels on its
-    longest side, where the decoder for that is installed.
+    longest side if simplejpeg is installed.
     """
 
     def shortest(size: tuple[int, int]) -> int:
@@ -141,7 +140,7 @@ def decode_small(data: bytes, *, longest: int, limits: DecodeLimits = DEFAULT_LI
 
 
 def list_formats() -> tuple[str, ...]:
-    """Returns the formats that are read with what is installed."""
+    """Returns the formats that the installed packages can read."""
     return (*FORMATS, HEIC) if has_heic() else FORMATS
 
 
@@ -158,7 +157,7 @@ def format_of(data: bytes) -> str:
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
     """Returns width times height, by the header alone.
 
-    Raises ImageRejected where `decode` would for what a header states.
+    Raises ImageRejected if `decode` would reject the header.
     """
     opened = open_image(data, limits=limits)
     with opened.file:
@@ -193,7 +192,9 @@ def _decode(
     opened = source if isinstance(source, OpenedImage) else open_image(source, limits=limits)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata; errors still raise
+            warnings.simplefilter(
+                "ignore"
+            )  # Pillow's warnings about odd metadata; errors are still raised
             with opened.file as image:
                 small = (
                     None
@@ -262,7 +263,7 @@ def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
 
 
 def _refuse_unidentified(data: bytes, kind: str, error: UnidentifiedImageError) -> NoReturn:
-    """Raises ImageRejected; a file that begins as one of FORMATS does is damaged, not foreign."""
+    """Raises ImageRejected; a file with the first bytes of one of FORMATS is damaged."""
     if kind == "other":
         formats = ", ".join(list_formats())
         raise ImageRejected("unsupported-format", f"not one of {formats}") from error
@@ -296,7 +297,7 @@ def _load(image: Image.Image, data: bytes) -> Image.Image:
 def _turn(image: Image.Image) -> Transpose | None:
     try:
         return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # noqa: BLE001 - a broken EXIF block is no reason to lose the picture
+    except Exception:  # noqa: BLE001 - a broken EXIF block must not reject the picture
         return None
 
 

@@ -1,6 +1,6 @@
-"""The images of a source in columns; one Python object for each of millions would take gigabytes.
+"""The images of a source in columns: millions of Python objects would take gigabytes.
 
-An image takes 20 bytes, its key and the source's own columns (9 bytes in tar shards).
+An image takes 20 bytes, plus its key and the source's own columns (9 bytes in tar shards).
 """
 
 import logging
@@ -25,13 +25,13 @@ _TYPES: Final = {
     "class_name": pa.dictionary(pa.int32(), pa.string()),
     "size_bytes": pa.int64(),
 }
-_BLOCK: Final = 1 << 16  # rows that are turned into Python objects at a time
+_BLOCK: Final = 1 << 16  # rows converted to Python objects at a time
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image of a source. `locator` tells the source where its bytes are: plain strings, bytes
-    and numbers.
+    """One image of a source. locator: where the source finds its bytes, as strings, bytes and
+    numbers.
     """
 
     key: SampleKey
@@ -44,8 +44,8 @@ class Entries(Sequence[Entry]):
     """An immutable sequence of `Entry`, each made on demand. Slices and selections share the
     columns.
 
-    table: the columns key, class_name (null where unknown) and size_bytes; all others make the
-    locators. rows: the selected rows in their order (default: all).
+    table: the columns key, class_name (null if unknown) and size_bytes; all further columns form
+    the locators. rows: the selected rows in their order (default: all).
     """
 
     def __init__(self, table: pa.Table, rows: range | NDArray[np.int64] | None = None) -> None:
@@ -54,16 +54,16 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def of(cls, tables: Iterable[pa.Table]) -> "Entries":
-        """Joins the rows of all tables, which have the same columns; strings may be of any type.
+        """Joins the rows of tables with the same columns; strings may have any Arrow type.
 
-        Names of classes become NFC here, for every kind of source.
+        Class names are normalized to NFC here, for every kind of source.
         """
         typed = [_with_normal_classes(table).cast(_with_types(table.schema)) for table in tables]
         return cls(pa.concat_tables(typed or [pa.schema(_TYPES.items()).empty_table()]))
 
     @classmethod
     def open_mapped(cls, path: Path) -> "Entries":
-        """Opens what `write` wrote, without reading it; it stays when the file is removed."""
+        """Memory-maps a file of `write`; the entries stay valid after the file is removed."""
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
             return cls(reader.read_all())
 
@@ -122,15 +122,15 @@ class Entries(Sequence[Entry]):
 
     def find(self, keys: pa.ChunkedArray) -> NDArray[np.int32]:
         """Returns [n] int32: the index of each of n keys (large_string) among these entries, -1
-        where it is missing.
+        if it is missing.
         """
         matches = pc.index_in(keys, value_set=self.key_column())
         indices: NDArray[np.int32] = pc.fill_null(matches, -1).to_numpy()
         return indices
 
     def indices_of(self, keys: pa.ChunkedArray, table: str) -> NDArray[np.int64]:
-        """Returns the indices of those of the keys of a table that are among these entries,
-        ascending; logs how many are not.
+        """Returns the ascending indices of the entries that match the keys of a table; logs the
+        number of unmatched keys.
         """
         matched = match_keys(keys, self.key_column(), table)
         if matched.unmatched.num:
@@ -138,7 +138,7 @@ class Entries(Sequence[Entry]):
         return np.unique(matched.indices[matched.indices >= 0])
 
     def find_repeated_key(self) -> SampleKey | None:
-        """Returns the first key that an earlier entry also has; None where all are distinct."""
+        """Returns the first key that an earlier entry also has; None if all are distinct."""
         # Distinct hashes prove distinct keys in 8 bytes each; only keys with equal hashes are
         # compared.
         hashes = np.fromiter(map(hash, self.keys()), dtype=np.int64, count=len(self))
@@ -168,7 +168,7 @@ def _entry(values: Iterable[Any]) -> Entry:
 
 
 def _with_wide_indices(table: pa.Table) -> pa.Table:
-    """Returns the table with dictionaries of any size."""
+    """Returns the table with int32 dictionary indices."""
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             chunks = [
@@ -181,7 +181,7 @@ def _with_wide_indices(table: pa.Table) -> pa.Table:
 
 
 def _with_normal_classes(table: pa.Table) -> pa.Table:
-    """Returns the table with classes as `normalize_class` has them."""
+    """Returns the table with class names normalized by `normalize_class`."""
     place = table.schema.get_field_index("class_name")
     names = table.column(place)
     distinct_names = pc.unique(names)

@@ -1,4 +1,4 @@
-"""A folder of image files, or some of its files."""
+"""The sources for a folder of image files, or for some of its files."""
 
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,8 +28,8 @@ from mlcd.images.sidecars import Spellings
 from mlcd.images.source import ListingProblem, Source
 from mlcd.types import SampleKey
 
-_CONNECTIONS: Final = 16  # images that are on their way from a store at one time
-# stands in place of the path for what is neither file nor folder
+_CONNECTIONS: Final = 16  # concurrent reads of images from a store
+# replaces the path of an item that is neither file nor folder
 _NO_FILE: Final = b""
 
 
@@ -57,8 +57,8 @@ class FolderSource(Source):
     def _walk(self) -> Iterator[list[dict[str, Any]]]:
         """Yields the contents of the folder, in parts.
 
-        Keys of an object store are texts, of which `//`, `.` and `..` are parts like others: a list
-        of each folder would miss some. fsspec's own walk skips folders that it cannot list.
+        Keys of an object store may contain `//`, `.` and `..` as ordinary parts, so listing folder
+        by folder would miss keys. fsspec's own walk skips folders that it cannot list.
         """
         if is_object_store(self._filesystem):
             yield self._objects()
@@ -76,10 +76,10 @@ class FolderSource(Source):
             yield inside
 
     def _objects(self) -> list[dict[str, Any]]:
-        """Returns the objects below the root, without the empty ones that stand for folders.
+        """Returns the objects below the root, without the empty objects that represent folders.
 
-        One whose name ends as a folder's is a problem: a store's library reads it under another
-        name.
+        A nonempty object whose name ends with / is reported as a problem: the store's library would
+        read it under another name.
         """
         try:
             listed = self._filesystem.find(self._root, detail=True).values()
@@ -95,7 +95,7 @@ class FolderSource(Source):
     def _table_of(self, files: Iterable[dict[str, Any]]) -> pa.Table:
         """Returns the files as a table, without classes.
 
-        path: set where the name is not the key, because it is not valid UTF-8, or `_NO_FILE`.
+        path: the name if it differs from the key, because it is not valid UTF-8; or `_NO_FILE`.
         """
         keys, sizes, paths = [], [], []
         for info in files:
@@ -133,8 +133,8 @@ class FolderSource(Source):
             raise ImageRejected("unreadable", f"the file cannot be read{reason}") from error
 
     def captions(self) -> Iterator[tuple[str, str]]:
-        """Yields the captions of the first table of the folder that has some, else those in files
-        beside the images.
+        """Yields the captions of the folder's first table with captions, or else the captions in
+        files beside the images.
         """
         files = self._files_in(self._root)
         for name in TABLES:
@@ -158,7 +158,7 @@ class FolderSource(Source):
             raise unavailable(table, error) from error
 
     def _captions_beside(self) -> Iterator[tuple[SampleKey, str]]:
-        """Yields captions from files that have the name of an image, but for the suffix."""
+        """Yields captions from files that have the name of an image with another suffix."""
         read = (entry for entry in self.entries if entry.locator != (_NO_FILE,))
         for folder, entries in groupby(read, lambda entry: posixpath.dirname(self._path(entry))):
             files = Spellings(self._files_in(folder))
@@ -174,7 +174,7 @@ class FolderSource(Source):
                     yield entry.key, text
 
     def _sidecar(self, file: str, suffix: str) -> tuple[bytes, str]:
-        """Returns the start of a file, and the name for it without the suffix."""
+        """Returns the start of a file, and its printable name without the suffix."""
         try:
             data = self._filesystem.cat_file(file, end=MAX_BYTES + 1)
         except OSError as error:
@@ -205,7 +205,9 @@ class FolderSource(Source):
         try:
             info = self._filesystem.info(path)
             if info["type"] == "directory" and is_object_store(self._filesystem):
-                info = self._filesystem.info(path, refresh=True)  # a listing hides such a key
+                info = self._filesystem.info(
+                    path, refresh=True
+                )  # a cached listing hides such a key
             return int(info["size"])
         except (OSError, ValueError):
             return None
@@ -217,7 +219,7 @@ class NamedFilesSource(FolderSource):
     def __init__(
         self, location: str, filesystem: Any, root: str, files: list[dict[str, Any]]
     ) -> None:
-        """files: the descriptions that the file system gives."""
+        """files: descriptions of the files, from the file system."""
         super().__init__(location, filesystem, root)
         self._files = files
         self.paths = [info["name"] for info in files]

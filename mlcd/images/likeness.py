@@ -1,10 +1,10 @@
-"""The likeness of two pictures, which tells copies of one: smaller, compressed, cropped, mirrored
-or recolored.
+"""Measures the likeness of two pictures, to detect scaled, compressed, cropped, mirrored or
+recolored copies.
 
-Both are compared by the correlation of their spectra (DCT of the gray picture, each coefficient
-times its frequency, so that edges count and light does not). A first look compares all of one
-picture with many views of the other, whole and cropped, at 24 x 24 pixels; what passes is compared
-at 64 x 64 in the view that fits best. docs/explanation/collections.md has the figures.
+Pictures are compared by the correlation of their spectra (DCT of the gray picture, each coefficient
+times its frequency, so that edges count and brightness does not). First, one whole picture is
+compared with many views of the other, whole and cropped, at 24 x 24 pixels; pairs that pass are
+compared at 64 x 64 in the best view. docs/explanation/collections.md has the figures.
 
 Shapes: N pictures, V views, S side, K coefficients a side, E pairs.
 """
@@ -26,7 +26,7 @@ LEAST_COARSE: Final = 0.9
 LEAST_FINE: Final = 0.95
 _COARSE: Final = (16, 12)  # samples and coefficients a side
 _FINE: Final = (32, 28)
-# the side of a view as a share of the picture's, and how many places it has along each side
+# side of a view as a share of the picture's side, and number of positions along each side
 _CROPS: Final = ((1.0, 1), (0.97, 3), (0.94, 3), (0.91, 5), (0.88, 5))
 _STEPS: Final = (0.02, 0.01, 0.005)
 _MOVES: Final = ((1, 0, 0), (-1, 0, 0), (0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1))
@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 
 
 def gray_picture(data: bytes, side: int) -> Gray:
-    """Returns a thumbnail in gray, [S, S], whatever its shape was."""
+    """Returns a thumbnail in gray, resized to [S, S]."""
     with Image.open(io.BytesIO(data)) as picture:
         return np.asarray(picture.convert("L").resize((side, side), Image.Resampling.BILINEAR))
 
@@ -46,7 +46,8 @@ def gray_picture(data: bytes, side: int) -> Gray:
 class Fits:
     """The best fit of one picture to others, [E] each.
 
-    scores: correlations. views: which view of it fits. mirrored: the other is its mirror image.
+    scores: correlations. views: index of the best view. mirrored: whether the view fits the mirror
+    image.
     """
 
     scores: Floats
@@ -74,7 +75,7 @@ def coarse_views(pictures: Gray) -> Floats:
 
 
 def best_fits(views: Floats, spectra: Floats) -> Fits:
-    """Compares the views of one picture, [V, K * K], with whole ones, [E, K * K]."""
+    """Compares the views of one picture, [V, K * K], with whole pictures, [E, K * K]."""
     both = np.stack([views @ spectra.T, views @ (spectra * _mirror(_COARSE[1])).T])
     flat = both.reshape(-1, both.shape[-1])
     best = flat.argmax(axis=0)
@@ -156,7 +157,7 @@ def _weigh(spectra: NDArray[np.floating], sizes: Sequence[int]) -> Floats:
     """Returns the coefficients times their frequency, of norm 1: [..., K, K] to [..., K * K].
 
     The mean has the frequency 0, so that brightness does not count. A picture of one color becomes
-    zeros, and like no other.
+    zeros, and matches no picture.
     """
     at = np.arange(sizes[1])
     frequency = np.hypot(at[:, None], at).astype(np.float32)
@@ -167,6 +168,6 @@ def _weigh(spectra: NDArray[np.floating], sizes: Sequence[int]) -> Floats:
 
 
 def _mirror(num: int) -> Floats:
-    """Returns the factors that turn the spectrum into that of the mirror image, [K * K]."""
+    """Returns the factors that turn a spectrum into the mirror image's spectrum, [K * K]."""
     signs = np.where(np.arange(num) % 2, -1, 1).astype(np.float32)
     return np.tile(signs, num)

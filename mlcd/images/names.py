@@ -1,9 +1,10 @@
-"""The names of files, which need not be valid UTF-8, and what they state."""
+"""Classifies and encodes file names, which need not be valid UTF-8."""
 
 from pathlib import PurePath, PurePosixPath
 from typing import Final
 
-# Files that lie beside images and are none; every other file is tried, and listed when it fails.
+# Non-image files that commonly accompany images. Any other file is decoded, and reported if that
+# fails.
 _SIDECARS: Final = frozenset(
     [
         ".txt",
@@ -32,14 +33,14 @@ _SIDECARS: Final = frozenset(
 
 
 def is_candidate(path: PurePath) -> bool:
-    """Tells whether a file at this path below a folder counts as an image; hidden files and
+    """Returns whether a file at this path below a folder counts as an image; hidden files and
     sidecars do not.
     """
     return not _is_hidden(path) and path.suffix.lower() not in _SIDECARS
 
 
 def is_sidecar(path: PurePath, *suffixes: str) -> bool:
-    """Tells whether a file in an archive is one beside images with one of the suffixes."""
+    """Returns whether a file in an archive is a non-hidden sidecar with one of these suffixes."""
     return path.suffix in suffixes and not _is_hidden(path)
 
 
@@ -48,18 +49,18 @@ def _is_hidden(path: PurePath) -> bool:
 
 
 def printable(name: str) -> str:
-    """Returns a unique, storable key, also for names that are not valid UTF-8."""
+    """Returns the name as valid UTF-8; invalid bytes become backslash escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def class_of_path(relative: PurePosixPath) -> str | None:
-    """Returns the class that a path states."""
+    """Returns the parent folder as the class name, None for a file at the top level."""
     parent = relative.parent.as_posix()
     return None if parent == "." else printable(parent)
 
 
 def encode_path(path: str) -> bytes:
-    """Returns a file name as bytes: it need not be valid UTF-8, which columns of text must be."""
+    """Returns a file name as bytes: text columns cannot store names that are not valid UTF-8."""
     return path.encode("utf-8", "surrogateescape")
 
 

@@ -1,15 +1,14 @@
-"""The issues that the pixels of an image alone show, by the measures of cleanvision 0.3.7.
+"""Finds issues in the pixels of single images, with the measures of cleanvision 0.3.7.
 
-issue            measured by                                                      found below, or at
+issue            measured by                                                      issue if less than
 dark             the 99th percentile of the pixels' brightness                    0.32
-light            1 - the 5th percentile of it                                     0.05
-blurry           1 - exp(-s / 100), s: the spread of the edges; see `_sharpness`  0.29
+light            1 - the 5th percentile of brightness                             0.05
+blurry           1 - exp(-s / 100), s: std of the edge image; see `_sharpness`    0.29
 low-information  a tenth of the entropy of the histogram in bits                  0.3
 odd-aspect       the shorter side over the longer one                             0.35
-odd-size         the root of the area, among those of all images: more than three times their
-                 interquartile range beyond the quartiles
 
-A picture whose channels are equal counts as gray, however it is stored.
+odd-size compares sqrt(width * height) with all images: it is an issue if more than 3 interquartile
+ranges outside their quartiles. An image with three equal channels counts as gray.
 """
 
 import math
@@ -23,18 +22,18 @@ from PIL import Image, ImageFilter, ImageStat
 from mlcd.images.decode import decode
 from mlcd.types import ISSUES
 
-_LEAST: Final[Mapping[str, float]] = {
+_THRESHOLDS: Final[Mapping[str, float]] = {
     "odd-aspect": 0.35,
     "dark": 0.32,
     "light": 0.05,
     "low-information": 0.3,
     "blurry": 0.29,
 }
-_OUT_OF_RANGE: Final = 3.0  # interquartile ranges
+_MAX_DISTANCE: Final = 3.0  # from the quartiles, in interquartile ranges
 _PERCENTILES: Final = (5, 99)
-_SIDE: Final = 64  # of the picture in which edges are sought
-_SPREAD: Final = 0.01
-_EVEN: Final = 0.18  # a histogram no more uneven than that tells nothing of blur
+_MAX_EDGE_SIDE: Final = 64  # longest side of the image that edges are detected in, pixels
+_SPREAD_SCALE: Final = 0.01
+_MIN_TONE_SCORE: Final = 0.18  # a lower histogram score says nothing about blur
 _RED, _GREEN, _BLUE = 0.241, 0.691, 0.068
 
 
@@ -52,21 +51,24 @@ def pixel_scores(data: bytes) -> NDArray[np.float64]:
         "odd-aspect": min(width, height) / max(width, height),
         "dark": high,
         "light": 1 - low,
-        "low-information": min(1.0, _plain(image).entropy() / 10),
+        "low-information": min(1.0, _drop_equal_channels(image).entropy() / 10),
         "blurry": _sharpness(image),
     }
     return np.array([scores[issue] for issue in ISSUES])
 
 
 def issues_of(scores: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
-    """Returns which of N images have each issue, [N] each. scores: [N, 6]; NaN rows have none."""
-    has_issue = {issue: scores[:, ISSUES.index(issue)] < least for issue, least in _LEAST.items()}
+    """Returns a mask [N] for each issue. scores: [N, 6]; a row of NaN has no issue."""
+    has_issue = {
+        issue: scores[:, ISSUES.index(issue)] < threshold
+        for issue, threshold in _THRESHOLDS.items()
+    }
     sizes = scores[:, 0]
     if not np.isfinite(sizes).any():
         return has_issue | {"odd-size": np.zeros(len(sizes), np.bool_)}
     first, third = np.nanpercentile(sizes, (25, 75))
-    reach = _OUT_OF_RANGE * (third - first)
-    return has_issue | {"odd-size": (sizes < first - reach) | (sizes > third + reach)}
+    margin = _MAX_DISTANCE * (third - first)
+    return has_issue | {"odd-size": (sizes < first - margin) | (sizes > third + margin)}
 
 
 def _brightness(image: Image.Image) -> NDArray[np.float64]:
@@ -75,21 +77,21 @@ def _brightness(image: Image.Image) -> NDArray[np.float64]:
     return np.sqrt(weighted) / 255
 
 
-def _plain(image: Image.Image) -> Image.Image:
-    """Returns a gray picture with one channel, as a file of a gray picture has it."""
+def _drop_equal_channels(image: Image.Image) -> Image.Image:
+    """Returns one channel if all three are equal, otherwise the image unchanged."""
     red, green, blue = image.split()
     is_gray = red.tobytes() == green.tobytes() == blue.tobytes()
     return red if is_gray else image
 
 
 def _sharpness(image: Image.Image) -> float:
-    """Returns the spread of the edges of a small gray picture, and that of its histogram where it
-    is uneven, each as 1 - exp(-spread / 100).
+    """Returns the edge score plus, above _MIN_TONE_SCORE, the histogram score, at most 1; each is
+    1 - exp(-std / 100) of the shrunken gray image.
     """
-    ratio = max(1.0, max(image.size) / _SIDE)
+    ratio = max(1.0, max(image.size) / _MAX_EDGE_SIDE)
     size = (max(1, int(image.width // ratio)), max(1, int(image.height // ratio)))
     gray = (image if ratio == 1 else image.resize(size)).convert("L")
     edges = ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES))
-    sharp = 1 - math.exp(-_SPREAD * math.sqrt(edges.var[0]))
-    tones = 1 - math.exp(-_SPREAD * float(np.std(gray.histogram())))
-    return min(1.0, sharp + (tones if tones > _EVEN else 0.0))
+    sharp = 1 - math.exp(-_SPREAD_SCALE * math.sqrt(edges.var[0]))
+    tones = 1 - math.exp(-_SPREAD_SCALE * float(np.std(gray.histogram())))
+    return min(1.0, sharp + (tones if tones > _MIN_TONE_SCORE else 0.0))

@@ -1,4 +1,4 @@
-"""Decoding ahead of the consumer in a bounded pool of threads; Pillow releases the interpreter's
+"""Decodes images ahead of the consumer in a bounded thread pool; Pillow releases the interpreter's
 lock.
 """
 
@@ -19,13 +19,13 @@ from mlcd.images.source import Source
 from mlcd.images.thumbnail import Thumbnail, thumbnail
 from mlcd.images.transform import PreprocessSpec
 
-_AHEAD: Final = 64  # images that wait in memory, decoded
+_AHEAD: Final = 64  # decoded images that wait in memory
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One entry, ready for an encoder: uint8 [3, H, W], or the reason why not."""
+    """One entry, ready for an encoder: pixels uint8 [3, H, W], or a rejection."""
 
     entry: Entry
     sha256: bytes
@@ -41,7 +41,7 @@ def prepare_all(
     num_threads: int,
     ahead: int = _AHEAD,
 ) -> Iterator[Prepared]:
-    """Yields every entry in order; at most `ahead` images wait in memory, decoded."""
+    """Yields every entry in order; at most `ahead` decoded images wait in memory."""
 
     def prepare(entry: Entry) -> Prepared:
         sha256 = b"\0" * 32
@@ -59,7 +59,7 @@ def prepare_all(
 def thumbnails_all(
     source: Source, entries: Sequence[Entry], *, side: int, num_threads: int
 ) -> Iterator[tuple[Entry, Thumbnail | None]]:
-    """Yields every entry in order with its thumbnail, or None where its image cannot be used."""
+    """Yields every entry in order with its thumbnail, or None if the image cannot be used."""
 
     def make(entry: Entry) -> tuple[Entry, Thumbnail | None]:
         try:
@@ -74,7 +74,7 @@ def thumbnails_all(
 def scores_all(
     source: Source, entries: Sequence[Entry], *, num_threads: int
 ) -> Iterator[NDArray[np.float64] | None]:
-    """Yields the pixel scores of every entry in order, or None where its image cannot be used."""
+    """Yields the pixel scores of every entry in order, or None if the image cannot be used."""
 
     def score(entry: Entry) -> NDArray[np.float64] | None:
         try:
@@ -93,7 +93,7 @@ def _in_order(
     num_threads: int,
     ahead: int = _AHEAD,
 ) -> Iterator[_Result]:
-    """Yields the result of each entry in order; at most `ahead` of them wait in memory."""
+    """Yields the result of each entry in order; at most `ahead` results wait in memory."""
     with ThreadPoolExecutor(num_threads, thread_name_prefix="decode") as pool:
         waiting: deque[Future[_Result]] = deque()
         try:

@@ -1,4 +1,4 @@
-"""Images that are read before they are asked for."""
+"""Reads images before they are requested."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,18 +7,18 @@ from typing import Final, TypeAlias
 from mlcd.images.entries import Entry
 from mlcd.types import SampleKey
 
-# what waits for an image's bytes, whose reading has begun
+# waits for the bytes of an image whose read has started, and returns them
 Wait: TypeAlias = Callable[[], bytes]
 _MOST_IMAGES: Final = 4096
-_AT_ONCE: Final = 256  # images that begin with one that is taken, so that this takes no time
-_MOST_BYTES: Final = 64 << 20  # by the sizes that the listing tells
+_AT_ONCE: Final = 256  # reads started per image taken, so that `take` stays fast
+_MOST_BYTES: Final = 64 << 20  # by the sizes in the listing
 
 
 class ReadAhead:
-    """The images that are on their way, in the order in which they will be asked for.
+    """The images being read, in the order in which they will be requested.
 
-    begun: yields them; to take one from it begins its reading. is_full: tells that no more may
-    begin, though nothing here is at its limit.
+    begun: iterator that starts the read of each image as it yields it. is_full: returns whether no
+    further read may start, in addition to the limits here.
     """
 
     def __init__(
@@ -30,9 +30,8 @@ class ReadAhead:
         self._num_bytes = 0
 
     def take(self, entry: Entry) -> Wait | None:
-        """Returns what waits for an image, and begins others; None for one that nobody announced.
-
-        Several threads may call it.
+        """Returns a function that waits for an image, and starts further reads; None if the image
+        was not announced. It is thread-safe.
         """
         with self._lock:
             while entry.key not in self._waiting:
@@ -53,7 +52,7 @@ class ReadAhead:
         )
 
     def _begin(self) -> bool:
-        """Begins the next image; False where there is none."""
+        """Starts to read the next image; returns False if there is none."""
         entry, wait = next(self._begun, (None, None))
         if entry is None or wait is None:
             return False

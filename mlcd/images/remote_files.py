@@ -1,4 +1,4 @@
-"""Files in stores behind URLs, asked for again where a store fails for a while."""
+"""Reads files in stores behind URLs, and retries if a store fails temporarily."""
 
 import errno
 import time
@@ -16,10 +16,10 @@ from mlcd.images.names import printable
 from mlcd.images.streamed_file import StreamedFile
 from mlcd.store_errors import is_final, translate_error
 
-RANGE_BYTES: Final = 8 << 20  # of one request: large beside what a request costs
-CONNECTIONS: Final = 4  # ranges that are on their way at one time
+RANGE_BYTES: Final = 8 << 20  # per request: large compared with the cost of a request
+CONNECTIONS: Final = 4  # concurrent range requests
 _OBJECT_STORES: Final = frozenset(["s3", "s3a", "gs", "gcs", "az", "abfs"])
-_PATIENCE_S: Final = 60.0  # how long a store may fail
+_PATIENCE_S: Final = 60.0  # time limit of retries
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 10.0
 
@@ -29,7 +29,7 @@ def is_remote(filesystem: Any) -> bool:
 
 
 def is_object_store(filesystem: Any) -> bool:
-    """Tells whether names are keys, and not paths through folders that exist."""
+    """Returns whether names are object keys, and not paths through real folders."""
     protocols = filesystem.protocol
     return not _OBJECT_STORES.isdisjoint([protocols] if isinstance(protocols, str) else protocols)
 
@@ -40,10 +40,10 @@ def name_for_people(filesystem: Any, path: str) -> str:
 
 
 def read(filesystem: Any, path: str, start: int | None = None, end: int | None = None) -> bytes:
-    """Reads a file, or a range of it; it is shorter where the file ends.
+    """Reads a file, or a range of it; the result is shorter if the file ends inside the range.
 
-    Raises OSError where the file is missing, refused or ends before the range, and Unavailable
-    where its store fails for a minute.
+    Raises OSError if the file is missing, forbidden or ends before the range, and Unavailable if
+    its store fails for a minute.
     """
     if is_remote(filesystem):
         return _read_patiently(filesystem, path, start, end)
@@ -51,7 +51,7 @@ def read(filesystem: Any, path: str, start: int | None = None, end: int | None =
 
 
 def ends_before(error: Exception) -> bool:
-    """Tells whether a range could not be read because the file ends before it."""
+    """Returns whether a read failed because the file ends before the range."""
     return getattr(error, "errno", None) == errno.EINVAL
 
 
@@ -79,7 +79,7 @@ def _read_patiently(filesystem: Any, path: str, start: int | None, end: int | No
 
 @contextmanager
 def threads(num: int) -> Iterator[Executor]:
-    """Yields threads that wait for a store; what has not begun by the end never does."""
+    """Yields a thread pool for reads from a store; reads not started at the end are canceled."""
     pool = ThreadPoolExecutor(num, thread_name_prefix="read")
     try:
         yield pool
@@ -89,9 +89,9 @@ def threads(num: int) -> Iterator[Executor]:
 
 @contextmanager
 def open_file(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
-    """Opens a file that is read from its start to its end; one in a store is read ahead.
+    """Opens a file for sequential reading; a file in a store is read ahead.
 
-    At the end it raises InvalidInput where the bytes do not fit the store's checksum.
+    At the end it raises InvalidInput if the bytes do not match the store's checksum.
     """
     if is_remote(filesystem):
         try:

@@ -1,4 +1,4 @@
-"""The interface of all sources: numbered images, each with a key that names it for ever."""
+"""The interface of all sources: numbered images, each with a permanent key."""
 
 import copy
 import hashlib
@@ -36,25 +36,25 @@ class Source(ABC):
 
     def __init__(self, location: str) -> None:
         self.location = location
-        # files that the user named, one by one or by a pattern, in the file system's own form;
-        # empty for a whole folder
+        # files that the user named, singly or by a pattern, as paths of the file system; empty for
+        # a whole folder
         self.paths: list[str] = []
         self.problems: list[ListingProblem] = []
-        # keys of images that the file system could not give, in the order of reading; the images
-        # may be sound
+        # keys of images that the file system failed to read, in the order of reading; the images
+        # may be intact
         self.faults: list[SampleKey] = []
-        # what an artifact's identity owes to the way the images are reached
+        # access options that are part of an artifact's identity
         self.config: dict[str, Any] = {}
         self._read_ahead: ReadAhead | None = None
-        # whether files are looked at again once their images are read
+        # whether to check that files are unchanged after their images were read
         self._is_checked = False
 
     @cached_property
     def entries(self) -> Entries:
         """Returns all images in a stable order.
 
-        Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses:
-        its images would be missing without notice.
+        Raises InvalidInput if two images share a key, and Unavailable if a file system fails or
+        denies access: otherwise its images would be missing without notice.
         """
         entries = Entries.of(self.entry_tables())
         if (key := entries.find_repeated_key()) is not None:
@@ -64,10 +64,10 @@ class Source(ABC):
         return entries
 
     def only(self, keys: pa.ChunkedArray) -> Self:
-        """Returns the same source with the images of these keys (large_string) alone, in its own
-        order.
+        """Returns a copy of the source with only the images of these keys (large_string), in the
+        source's order.
 
-        Raises InvalidInput where all of them are missing.
+        Raises InvalidInput if all of them are missing.
         """
         indices = self.entries.indices_of(keys, f"the selection of {self.location}")
         if not len(indices):
@@ -80,8 +80,8 @@ class Source(ABC):
         return chosen
 
     def read(self, entry: Entry) -> bytes:
-        """Returns the encoded image; raises ImageRejected where it cannot be read. Several threads
-        may call it.
+        """Returns the encoded image. Raises ImageRejected if it cannot be read. It is
+        thread-safe.
         """
         wait = None if self._read_ahead is None else self._read_ahead.take(entry)
         if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
@@ -100,9 +100,8 @@ class Source(ABC):
     def ahead(self, entries: Sequence[Entry]) -> Iterator[None]:
         """Announces that these images will be read, about in this order.
 
-        A source elsewhere begins to read some before they are asked for; an announcement within
-        another begins nothing more. At the end, Conflict is raised where files in a store were
-        replaced meanwhile.
+        A remote source starts to read images before they are requested; a nested announcement has
+        no effect. At the end, raises Conflict if files in a store were replaced meanwhile.
         """
         if self._read_ahead is not None:
             yield
@@ -118,7 +117,7 @@ class Source(ABC):
 
     @contextmanager
     def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
-        """Opens what reads ahead; a source on this machine has nothing of the kind."""
+        """Yields the `ReadAhead` of these entries; None for a local source."""
         del entries
         yield None
 
@@ -133,14 +132,14 @@ class Source(ABC):
 
     @abstractmethod
     def captions(self) -> Iterator[tuple[str, str]]:
-        """Yields the captions that lie beside the images, each with the key of its image as it is
-        stated there (see `mlcd.images.matched_keys`). An image may have several.
+        """Yields (key, caption) from files beside the images. The key is written as in these files
+        (see `mlcd.images.matched_keys`). An image may have several captions.
         """
 
     @abstractmethod
     def files_of(self, entries: Sequence[Entry]) -> list[str]:
-        """Returns the paths of the files that hold these images, without files that are
-        not read.
+        """Returns the paths of the files that contain these images, without unreadable special
+        files.
         """
 
     def check_unchanged(self, entries: Sequence[Entry]) -> None:
@@ -177,7 +176,7 @@ class Source(ABC):
         )
 
     def listing_digest(self) -> str:
-        """Returns SHA-256 over keys and sizes: a cheap test whether the source still holds the same
+        """Returns SHA-256 over keys and sizes: a cheap check that the source still has the same
         files.
         """
         sha256 = hashlib.sha256()
@@ -187,12 +186,12 @@ class Source(ABC):
 
 
 class FilesSource(Source):
-    """A source of archives. paths: those of the archives, in the file system's own form."""
+    """A source of archives. paths: paths of the archives in the file system."""
 
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location)
         self._filesystem = filesystem
-        self._is_checked = is_remote(filesystem)  # a range of another file is another image
+        self._is_checked = is_remote(filesystem)  # in a replaced file, a range is another image
         self.paths = paths
         self._listed: dict[str, bytes | None] = {}
 
@@ -200,7 +199,7 @@ class FilesSource(Source):
         return list(dict.fromkeys(decode_path(entry.locator[0]) for entry in entries))
 
     def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
-        self._filesystem.invalidate_cache()  # a store's listing of before
+        self._filesystem.invalidate_cache()  # drops cached listings of the store
         return (
             path
             for path in self.files_of(entries)
@@ -208,12 +207,12 @@ class FilesSource(Source):
         )
 
     def _names_to_list(self) -> list[tuple[str, str]]:
-        """Returns `_names`, before files are listed."""
+        """Records the state of each file before it is listed; returns `_names`."""
         self._listed = {path: file_state(self._filesystem, path) for path in self.paths}
         return self._names()
 
     def _names(self) -> list[tuple[str, str]]:
-        """Returns (path, the part of the path that tells the files apart, without the suffix)."""
+        """Returns (path, the part of the path that distinguishes the files, without suffix)."""
         parents = [PurePosixPath(path).parent.parts for path in self.paths]
         common = 0
         while all(len(parts) > common and parts[common] == parents[0][common] for parts in parents):

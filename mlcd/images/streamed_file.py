@@ -1,4 +1,4 @@
-"""A file that is read from its start to its end, in ranges that are asked for ahead."""
+"""A file that is read sequentially, in ranges that are requested ahead."""
 
 import io
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from mlcd.images.checksums import Checksum
 
 
 class StreamedFile(io.RawIOBase):
-    """The file. Readers may go back by a few bytes, and jump ahead, which reads what is between."""
+    """The file. Readers may seek back a few bytes, or ahead, which reads the bytes between."""
 
     def __init__(
         self,
@@ -20,14 +20,14 @@ class StreamedFile(io.RawIOBase):
         ahead: int,
         checksum: Checksum | None,
     ) -> None:
-        """begin: starts to read from one offset to another. ahead: ranges that are asked for at one
-        time.
+        """begin: starts to read from one offset to another. ahead: number of concurrent
+        requests.
         """
         self._begin, self._size, self._checksum = begin, size, checksum
         self._starts = iter(range(0, size, range_bytes))
         self._range_bytes, self._ahead = range_bytes, ahead
         self._begun: list[Future[bytes]] = []
-        # what is in memory: from `_start` on, the last range and the one before it
+        # in memory, from offset `_start`: the last range and the range before it
         self._before, self._last, self._start = b"", b"", 0
         self._position = 0
 
@@ -46,7 +46,7 @@ class StreamedFile(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Reads some bytes, none at the end. Raises what reading the ranges raises."""
+        """Reads some bytes, none at the end. Raises the errors of reading the ranges."""
         while self._end <= self._position and self._advance():
             pass
         at = self._position - self._start

@@ -1,4 +1,4 @@
-"""Images of tar shards in a store, read in ranges of many each."""
+"""Reads images of tar shards in a store, many images per range request."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
@@ -11,9 +11,9 @@ from mlcd.images.entries import Entry
 from mlcd.images.read_ahead import Wait
 from mlcd.images.remote_files import RANGE_BYTES
 
-# offset of a member among a shard's images that cannot be read as one
+# offset of a shard's member that cannot be read as an image
 NOWHERE: Final = -1
-_MOST_BETWEEN: Final = 1 << 20  # bytes between two images that are worth reading with them
+_MOST_BETWEEN: Final = 1 << 20  # bytes between two images up to which both share a range
 
 
 def spans_ahead(
@@ -22,9 +22,9 @@ def spans_ahead(
     read_span: Callable[[bytes, int, int], bytes],
     read_alone: Callable[[Entry], bytes],
 ) -> Iterator[tuple[Entry, Wait]]:
-    """Yields the entries as `ReadAhead` takes them.
+    """Yields each entry and a function that waits for its bytes, as `ReadAhead` requires.
 
-    read_span: reads from one offset of a shard to another. read_alone: reads what is in no span.
+    read_span: reads a shard between two offsets. read_alone: reads an entry outside of all spans.
     """
     for span in _spans(entries):
         path, start = span[0].locator
@@ -37,7 +37,7 @@ def spans_ahead(
 
 
 def _spans(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Divides entries into those that one range holds, in order."""
+    """Divides entries, in order, into lists that are read as one range."""
     span: list[Entry] = []
     for entry in entries:
         if span and not _continues(span, entry):

@@ -311,7 +311,7 @@ def test_what_cannot_be_labeled_gets_one_line(images, journey, tmp_path):
     features = ("label", journey / "features", *given)
     refuse(*features, "--threshold", 2, contains="must be a cosine")
     refuse(*features, "--probes", 8, contains="leave out --probes")
-    refuse(*features, "--mode", "approximate", contains="too few to gain")
+    refuse(*features, "--mode", "approximate", contains="approximate labels require at least")
     approximate = ("--mode", "approximate", "--model", "hog")
     refuse("label", images, *given, *approximate, contains="`mlcd embed` first")
     assert not out.exists()

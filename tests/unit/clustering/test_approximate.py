@@ -124,7 +124,7 @@ def test_too_few_rows_to_show_the_recall_are_told_from_a_low_one(scan, centers, 
 
 
 def test_few_centers_are_refused(centers):
-    with pytest.raises(ConfigInvalid, match="999 centers are too few"):
+    with pytest.raises(ConfigInvalid, match="at least 1000 centers, got 999"):
         divide(centers[:999])
 
 

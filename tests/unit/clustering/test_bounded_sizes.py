@@ -96,7 +96,7 @@ def test_a_bound_that_nobody_reaches_changes_nothing():
 def test_bounds_that_cannot_hold_all_rows_are_refused():
     assert checked_bound(100, 8, None) == 16
     assert checked_bound(100, 8, 13) == 13
-    with pytest.raises(InvalidInput, match="at most 12 rows cannot hold 100") as refused:
+    with pytest.raises(InvalidInput, match="at most 12 rows cannot contain 100") as refused:
         checked_bound(100, 8, 12)
     assert "allow 13 rows" in refused.value.remedy
 

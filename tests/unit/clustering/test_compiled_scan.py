@@ -246,7 +246,7 @@ def test_loops_that_fail_are_done_without_and_said(of, error, soon, monkeypatch,
 
     monkeypatch.setattr(compiled_scan, of, failing)
     assert_plain(CenterScan(drawn(600, 128, 1, 2.0)))
-    assert "the scan goes on without compiled loops" in caplog.text
+    assert "the scan continues without compiled loops" in caplog.text
     assert f"{error.__name__}('out of order')" in caplog.text
 
 
@@ -392,7 +392,7 @@ def test_sums_of_eight_bits_that_float32_cannot_hold_prove_nothing():
 
 
 def test_eight_bits_have_room_for_so_many_components_alone(soon):
-    with pytest.raises(ConfigInvalid, match="32768 components at most, not 32769"):
+    with pytest.raises(ConfigInvalid, match="requires at most 32768 components, got 32769"):
         CenterScan(drawn(2, 32_769, 0), matmul="torch-int8")
     scan = CenterScan(drawn(300, 32_769, 0))
     scan.nearest(np.ascontiguousarray(scan.centers[:256]), 2)

@@ -107,7 +107,7 @@ def test_an_answer_that_does_not_come_is_late_and_a_large_one_refused(tmp_path, 
 
 
 def test_images_that_wait_for_their_turn_have_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads_module, "_MOST_HELD_BYTES", 50_000)
+    monkeypatch.setattr(downloads_module, "_MAX_BUFFERED_BYTES", 50_000)
     with ImageHost({"/": ok(b"x" * 10_000)}) as host:
         source = open_source(
             table(tmp_path / "t.parquet", [f"{host.url}/"] * 300), urls=options(host)
