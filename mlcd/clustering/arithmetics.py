@@ -46,13 +46,8 @@ def fastest_matmuls(centers: Embeddings, *, import_torch: bool | None = None) ->
 def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTERS) -> Matmul:
     """Opens the named arithmetic of the CPU over these centers.
 
-    <<<<<<< HEAD
-    Raises ConfigInvalid where torch is not installed, or the arithmetic is too narrow for so many
-    components.
-    =======
     block: number of centers per product. Raises ConfigInvalid if torch is not installed, or if the
     dimension exceeds the maximum of the arithmetic.
-    >>>>>>> proseC
     """
     if name == "numpy":
         return NumpyMatmul(centers)

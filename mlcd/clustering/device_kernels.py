@@ -1,14 +1,8 @@
 """Kernels of a scan on a CUDA GPU, in Triton, which is part of PyTorch's CUDA builds.
 
-<<<<<<< HEAD
-A library's product writes a score for each row and center, and reading these again takes half as
-long as the product. These kernels keep them in registers, where only maxima are of interest, and
-skip rows without a center. `mlcd.clustering.device_products` says what each computes.
-=======
 A library's matrix product writes every score, and reading the scores again takes half as long as
 the product. These kernels keep scores in registers, write only maxima, and skip groups without
 centers. `mlcd.clustering.device_products` says what each kernel computes.
->>>>>>> proseC
 """
 
 from typing import Any, Final

@@ -113,13 +113,8 @@ class DeviceScan:
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
         """Returns the centers that may be among the `top` of each row.
 
-        <<<<<<< HEAD
-        room: the tiles, and the groups, of which members are looked at, for each row. Where the
-        device is out of memory, no row is sure.
-        =======
         room: number of tiles, and of groups, whose members are computed for each row. If the device
         runs out of memory, no row is sure.
-        >>>>>>> proseC
         """
         num_rows = max(1, _MEMBERS // (room * GROUP))
         with suppress(torch.cuda.OutOfMemoryError), self._stream(), torch.inference_mode():

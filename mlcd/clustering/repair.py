@@ -21,19 +21,11 @@ def next_centers(
 ) -> tuple[Embeddings, int]:
     """Returns ([K, D] float32 unit means, number of centers replaced).
 
-    <<<<<<< HEAD
-    Of equal centers all but the first are dropped, and the first counts their rows. Dropped
-    centers, and those of clusters that are empty or lack a direction, move beside the center of
-    the largest cluster, which counts half from then on. The center that is split stays, so a repair
-    never lowers the objective. `centers`, the present ones, stay where no cluster has a direction:
-    rows that cancel out are no nearer to any other.
-    =======
     Of equal centers all but the first are dropped, and the first gets their rows. Dropped centers,
     and centers of clusters that are empty or have no direction, move next to the center of the
     largest cluster, whose size then counts half. The split center stays, so a repair never lowers
     the objective. If no cluster has a direction, the present `centers` stay: rows that cancel out
     are not nearer to any other center.
-    >>>>>>> proseC
     """
     means, lengths = totals.directions()
     sizes = np.where(lengths > 0, totals.sizes, 0)
