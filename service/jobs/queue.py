@@ -74,8 +74,7 @@ class Queue:
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
-        # ids of jobs that could not be read: they are passed over until this process restarts
-        # ids of jobs that could not be read, which are passed over until this process restarts
+        # ids of jobs that could not be read: they are skipped until this process restarts
         self._damaged: set[str] = set()
         # the job of each state at which the next look begins, from the newest on
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
