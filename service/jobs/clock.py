@@ -1,4 +1,4 @@
-"""The case of a queue's clock that is set, forward or back.
+"""How a queue survives that its clock is set, forward or back.
 
 A leap forward ends leases early: they do not count as lost. A leap back makes leases and pauses
 seem to end late: such jobs are tried too, and each time is cut back to its length from now.
@@ -45,13 +45,13 @@ class Clock:
         return now_s
 
     def leapt(self, *, within_s: float) -> bool:
-        """Tells whether the clock was set in the last within_s seconds of a steady clock."""
+        """Returns whether the clock was set in the last within_s seconds of a monotonic clock."""
         with self._turn:
             return self._leapt_at_s is not None and time.monotonic() - self._leapt_at_s <= within_s
 
 
 def far_s(now_s: float, lease_s: float) -> float:
-    """Returns the latest time that a lease or a pause which begins now can end."""
+    """Returns the latest end of a lease or a pause that starts now."""
     return now_s + max(lease_s, LONGEST_PAUSE_S) + CLOCK_MARGIN_S
 
 

@@ -23,16 +23,16 @@ from mlcd.service.jobs.job import (
 from mlcd.types import Fingerprint
 
 Result = TypeVar("Result")
-# Events kept of each job. Each holds the whole job, so a client that missed some has missed only
-# the steps between.
+# Events kept for each job. Each contains the whole job, so a client that misses events misses only
+# intermediate steps.
 KEPT_EVENTS: Final = 32
-# Jobs that one claim tries; more than one only where others claim at the same time.
+# Jobs that one claim tries: more than one are needed if workers claim at the same time.
 CANDIDATES: Final = 16
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One job of a list. job: None where it was forgotten in the meantime, or is damaged."""
+    """One job of a list. job: None if it was removed in the meantime, or is damaged."""
 
     job_id: str
     job: Job | None
@@ -67,7 +67,7 @@ class Transaction(Protocol):
         ...
 
     def leapt(self, *, within_s: float) -> bool:
-        """Tells whether this clock was set, forward or back, in the last within_s seconds."""
+        """Returns whether this clock was set, forward or back, in the last within_s seconds."""
         ...
 
     def record(self, job_id: str) -> StoredJob | None: ...
@@ -141,7 +141,7 @@ class JobDatabase(Protocol):
     def pending(
         self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        """Tells whether there is a job with something left to do, now or later."""
+        """Returns whether a job has tasks left, now or later."""
         ...
 
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
@@ -194,7 +194,7 @@ def with_key(transaction: Transaction, key: str | None) -> StoredJob | None:
 
 
 def check_output_free(transaction: Transaction, spec: JobSpec, *, of: str | None) -> None:
-    """Raises Conflict where another job than `of` holds the output."""
+    """Raises Conflict if a job other than `of` holds the output."""
     if (holder := transaction.holder(_name_of_output(spec))) not in (None, of):
         raise Conflict(
             f"the job {holder} writes to this output",
@@ -214,7 +214,7 @@ def hold_output(transaction: Transaction, record: StoredJob) -> None:
 
 
 def let_go(transaction: Transaction, name: str, record: StoredJob) -> None:
-    """Releases a name, unless another job holds it by now."""
+    """Releases a name, unless another job has taken it since."""
     if transaction.holder(name) == record.id:
         transaction.let_go(name)
 

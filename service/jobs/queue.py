@@ -1,6 +1,4 @@
-"""The queue of jobs over any database. `transitions` decides what may happen; this module reads and
-writes.
-"""
+"""The queue of jobs over any database. `transitions` decides; this module reads and writes."""
 
 import logging
 import secrets
@@ -49,7 +47,7 @@ _RANDOM_BYTES: Final = 3
 _ID_LENGTH: Final = _ID_DIGITS + 2 * _RANDOM_BYTES
 _HEXADECIMAL: Final = frozenset("0123456789abcdef")
 _LEASE_BYTES: Final = 8
-# Jobs that one call removes at most: each is a transaction, and others wait for their turn.
+# Most jobs that one call removes: each is a transaction, for which other callers wait.
 _SWEPT: Final = 100
 _LIVE_STATES: Final[tuple[JobState, ...]] = ("queued", "running")
 _log = logging.getLogger("mlcd.jobs")
@@ -61,13 +59,12 @@ class Queue:
     Every method is one atomic step and durable when it returns. Many processes and threads may call
     it at once.
 
-    Leases: a task is done at least once. It is leased again where its lease has ended without a
-    report. A lease ends when the task is leased again, not before: a worker that slept too long may
-    go on where nobody else has the task.
+    Leases: each task is executed at least once. A task whose lease expired without a report is
+    leased again. Until then the late worker keeps the task, and its report counts.
 
-    Failures: a task that was leased, or has failed, `MAX_ATTEMPTS` times without success fails for
-    good, and the other tasks go on. When all have ended and some have failed, the job has failed.
-    After each failure a task waits, from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`, longer each time.
+    Failures: after `MAX_ATTEMPTS` leases or failures without success a task fails for good; the
+    other tasks continue. Once all tasks have ended and some failed, the job has failed. After each
+    failure a task waits, from `FIRST_PAUSE_S` up to `LONGEST_PAUSE_S`.
 
     Raises Unavailable where the database cannot be reached.
     """
@@ -76,7 +73,7 @@ class Queue:
         self._database = database
         # ids of jobs that could not be read: they are skipped until this process restarts
         self._damaged: set[str] = set()
-        # the job of each state at which the next look begins, from the newest on
+        # by state: the id below which the next call of `note_served` starts
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
 
     def submit(
@@ -152,7 +149,7 @@ class Queue:
     def _list(
         self, num: int, below: str | None, state: JobState | None, owner: str | None
     ) -> Iterator[Listed]:
-        """Yields jobs, newest first; with an owner its own, however many of others lie between."""
+        """Yields jobs, newest first. owner: only the jobs of this API key."""
         while True:
             page = self._database.page(limit=num, below=below, state=state)
             yield from (
@@ -186,7 +183,7 @@ class Queue:
         return FailurePage(self._database.failures(job_id, shards[:limit]), cursor)
 
     def cancel(self, job_id: str) -> Job:
-        """Cancels the job; workers learn it by `renew`. A canceled job stays canceled.
+        """Cancels the job for good; `renew` tells its workers.
 
         Only `discard` is leased after that, and only once nobody holds a lease of the job. Raises
         NotFound, and Conflict where the job has ended another way. Removes a job that cannot be
@@ -224,8 +221,7 @@ class Queue:
         lease_s: float,
         exclude: Collection[str] = (),
     ) -> Work | None:
-        """Leases the next task of the oldest job of these models that has one; None where there is
-        none now.
+        """Leases the next task of the oldest job of these models; None if no task is waiting.
 
         exclude: ids of jobs to leave out.
         """
@@ -262,14 +258,14 @@ class Queue:
 
     def refuse(self, work: Work, problem: JobProblem) -> None:
         """Releases a task that this worker cannot do; the job shows `problem` until another worker
-        gets on with it.
+        continues it.
         """
         self._report(
             work, lambda record, _: transitions.release_task(record, work, refusal=problem)
         )
 
     def finish_plan(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
-        """Stores the number of images of each shard, in order, and begins the shards.
+        """Stores the number of images of each shard, in order, and starts the stage of shards.
 
         damaged_files: files of the input that could not be listed to their end. This method,
         `complete` and `fail` do nothing if the lease has ended.
@@ -299,8 +295,8 @@ class Queue:
         )
 
     def fail(self, work: Work, problem: JobProblem, *, fatal: bool = False) -> None:
-        """Ends a failed attempt. fatal: every task would fail alike, as with a full disk; the job
-        fails at once.
+        """Ends a failed attempt. fatal: all tasks would fail for the same reason, such as a full
+        disk, so the job fails at once.
         """
         self._report(
             work,
@@ -338,13 +334,11 @@ class Queue:
     def pending(
         self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        """Tells whether anything is left to do, now or later, of jobs of these models; `discard`
-        counts, too.
-        """
+        """Returns whether jobs of these models have tasks left, now or later; `discard` counts."""
         return self._database.pending(fingerprints, exclude={*exclude, *self._damaged})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
-        """Notes that this worker is alive and has this model, with or without work."""
+        """Records that this worker is alive and has this model."""
         self._database.heartbeat(worker, fingerprint, lease_s=lease_s)
 
     def workers(self) -> list[str]:
@@ -352,7 +346,7 @@ class Queue:
         return list(self._database.live_workers())
 
     def depth(self) -> int:
-        """Returns the number of tasks that wait for a worker: the number a scaler looks at."""
+        """Returns the number of tasks that wait for a worker, for autoscalers."""
         return self._database.waiting()
 
     def stats(self) -> QueueStats:
@@ -387,7 +381,7 @@ class Queue:
         return self._of_readable(job_id, step)
 
     def _of_readable(self, job_id: str, step: Callable[[Transaction], Result]) -> Result | None:
-        """Runs a transaction; where the job cannot be read, passes over it and returns None."""
+        """Runs a transaction; skips a job that cannot be read, and returns None."""
         try:
             return self._database.transact(step)
         except RecordDamaged:
@@ -395,7 +389,7 @@ class Queue:
             return None
 
     def _pass_over(self, job_id: str) -> None:
-        """Leaves out a job that cannot be read, and logs it the first time."""
+        """Skips a job that cannot be read, and logs it the first time."""
         if job_id not in self._damaged:
             self._damaged.add(job_id)
             _log.error(
@@ -451,9 +445,7 @@ class Queue:
 
     @staticmethod
     def _keep(transaction: Transaction, before: StoredJob | None, after: StoredJob) -> Job:
-        """Stores a changed job, its event, its hold of the output and its failures; does nothing
-        where nothing has changed.
-        """
+        """Stores a job that changed, with its event, its hold on the output and its failures."""
         if after == before:
             return after.job
         if before is not None and _looks_other(before.job, after.job):
@@ -469,7 +461,7 @@ class Queue:
 
 
 def _looks_other(before: Job, after: Job) -> bool:
-    """Tells whether users see a difference that is worth an event: a changed pace alone is not."""
+    """Returns whether the change needs an event; a new pace alone does not."""
     return replace(before, images_per_s=None) != replace(after, images_per_s=None)
 
 
@@ -489,7 +481,7 @@ def _keep_failures(transaction: Transaction, before: StoredJob | None, after: St
 
 
 def _next_id(newest: str | None, now_s: float) -> str:
-    """Returns an id greater than any before, whatever the clock does, that cannot be guessed."""
+    """Returns an unguessable id greater than all earlier ones, even if the clock was set back."""
     moment = int(now_s * 1e6)
     if newest is not None:
         moment = max(moment, int(newest[:_ID_DIGITS], 16) + 1)

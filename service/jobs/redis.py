@@ -1,11 +1,8 @@
-"""The queue's database in Redis: several machines share one queue. Its clock alone decides on
-leases.
+"""The queue's database in Redis, which several machines share. Leases follow the clock of Redis.
 
-What it holds: `redis_keys`.
-
-A transaction reads records and names, decides, and then writes by one script, which does nothing
-where any of what was read is another by then: it is run again. What Redis has answered is as
-durable as its settings say.
+`redis_keys` lists the keys. A transaction reads records and names, decides, and writes by one
+script. If a value that it read has changed by then, the script does nothing and the transaction is
+run again. Answered writes are as durable as the settings of Redis make them.
 """
 
 import json
@@ -79,9 +76,9 @@ def open_redis_database(url: str, prefix: str) -> "RedisDatabase":
 def _asks(
     method: Callable[Concatenate["RedisDatabase", _Arguments], Result],
 ) -> Callable[Concatenate["RedisDatabase", _Arguments], Result]:
-    """Runs a method anew while Redis is not a primary, as in a failover: it has done nothing then.
+    """Repeats a method that failed because Redis is not a primary, as during a failover.
 
-    Raises Unavailable once that lasts, and where Redis does not answer.
+    Raises Unavailable if that persists, and if Redis does not answer.
     """
 
     @wraps(method)
@@ -245,7 +242,7 @@ class RedisDatabase:
         self._client.close()
 
     def drop_connections(self) -> None:
-        """Ends the connections that no thread uses now: the next ones look the name up again."""
+        """Closes idle connections, so that the next ones resolve the host name again."""
         self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _ends(self, transaction: "_RedisTransaction") -> bool:
@@ -257,7 +254,7 @@ class RedisDatabase:
         )
 
     def _check_keeps(self) -> None:
-        """Raises ConfigInvalid where Redis may throw jobs away; warns where a restart would."""
+        """Raises ConfigInvalid if Redis may evict jobs; warns if a restart would lose them."""
         if self._keeps:
             return
         policy = str(self._client.info("memory").get("maxmemory_policy", ""))

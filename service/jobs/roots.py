@@ -53,13 +53,13 @@ class PlaceMoved(Conflict):
 
 
 class Roots:
-    """Absolute folders, and URLs. What is outside is refused alike, whether it exists or not.
+    """Absolute folders, and URLs. Places outside get the same error, whether they exist or not.
 
-    web: how images are fetched from the web that an input names; None where they are not.
+    web: how to fetch images from URLs that an input names; None to refuse such inputs.
     """
 
     def __init__(self, places: Sequence[str], web: UrlOptions | None = None) -> None:
-        """Raises ConfigInvalid for a folder that is not there."""
+        """Raises ConfigInvalid for a folder that does not exist."""
         urls = [place for place in places if is_url(place)]
         self._stores, self._takes_urls, self._web = StoreRoots(urls), bool(urls), web
         folders = [place for place in places if not is_url(place)]
@@ -110,7 +110,7 @@ class Roots:
             return
         self.check_files(source.paths)
         for path in source.paths if isinstance(source, FilesSource) else []:
-            if not Path(path).is_file():  # one that waits for a writer would keep whoever opens it
+            if not Path(path).is_file():  # opening a FIFO would block until a writer comes
                 raise InvalidInput(
                     "a folder or a pipe has the name of an archive of the input",
                     remedy="leave these out",

@@ -1,5 +1,4 @@
-"""The transitions of a job: pure functions from one stored job and a time to the next. No database,
-no clock.
+"""The transitions of a job: pure functions from a stored job and a time to the next stored job.
 
 plan ──▶ n shards ──▶ publish ──▶ succeeded           cancel ──▶ discard ──▶ canceled
   └─ a task fails for good: failed; a retry goes on with the stage ─┘   └─ retry: plan again
@@ -46,11 +45,11 @@ def lease_task(
     images_of: Callable[[int], int],
     leapt: bool = False,
 ) -> tuple[StoredJob, Work | None]:
-    """Leases a task to this worker; None where no task can be leased now, though the stored job may
-    change.
+    """Leases a task to this worker. Returns None as work if no task can be leased now; the stored
+    job may have changed even then.
 
-    lease: an id that was never used. images_of: the number of images of a shard. leapt: the clock
-    was set lately, so a worker whose lease has ended was not slow.
+    lease: an id that was never used. images_of: returns the number of images of a shard. leapt: the
+    clock was set lately, so an expired lease does not mean a slow worker.
     """
     record = _expire_leases(
         cut_back(record, now_s=now_s, lease_s=lease_s), now_s, counted=not leapt
@@ -91,7 +90,7 @@ def lease_task(
 def extend(
     record: StoredJob, work: Work, *, now_s: float, lease_s: float, done: int
 ) -> tuple[StoredJob, bool]:
-    """Extends the lease by lease_s from now; False: the worker must stop."""
+    """Extends the lease to lease_s from now; returns False if the worker must stop."""
     lease = record.leases.get(work.lease)
     if lease is None or lease.stage != record.stage or record.state == "failed":
         return record, False
@@ -105,9 +104,7 @@ def extend(
 
 
 def release_task(record: StoredJob, work: Work, *, refusal: JobProblem | None = None) -> StoredJob:
-    """Ends a lease as if it had never begun. refusal: why this worker, and others like it, cannot
-    do the task.
-    """
+    """Ends a lease without counting the attempt. refusal: why such workers cannot do the task."""
     record, lease = _end_lease(record, work)
     if lease is None:
         return record
@@ -119,8 +116,8 @@ def release_task(record: StoredJob, work: Work, *, refusal: JobProblem | None = 
 def cut(
     record: StoredJob, work: Work, sizes: Sequence[int], *, now_s: float, damaged_files: int = 0
 ) -> StoredJob:
-    """Ends the plan: shards of so many images, and so many files that could not be listed to their
-    end.
+    """Ends the plan. sizes: images of each shard. damaged_files: files that could not be listed to
+    their end.
     """
     record, lease = _end_lease(record, work)
     if lease is None:
@@ -170,7 +167,7 @@ def fail(
 
 
 def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
-    """Cancels a job. Raises Conflict where it has ended another way."""
+    """Cancels a job. Raises Conflict if it has succeeded or failed."""
     if record.state == "canceled":
         return record
     if record.state in FINISHED:
@@ -183,7 +180,7 @@ def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
 
 
 def retry(record: StoredJob, *, now_s: float) -> StoredJob:
-    """Begins failed or canceled work again. Raises Conflict where there is none."""
+    """Starts failed or canceled work again. Raises Conflict if nothing failed or was canceled."""
     if record.state not in ("failed", "canceled"):
         raise Conflict(f"a job to retry must be failed or canceled, got {record.state}")
     was_canceled = record.state == "canceled"
@@ -203,7 +200,7 @@ def retry(record: StoredJob, *, now_s: float) -> StoredJob:
 
 
 def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
-    """Sets or clears the refusal `no-worker`; a refusal by a worker itself goes first."""
+    """Sets or clears the refusal `no-worker`; a refusal by a worker takes precedence."""
     if served and record.refusal == UNSERVED:
         return replace(record, refusal=None)
     is_new = now_s - record.created_s < WORKER_START_S
@@ -213,16 +210,14 @@ def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
 
 
 def is_over(record: StoredJob, *, now_s: float, ended_s: float) -> bool:
-    """Tells whether a job may be removed: it ended at that time, nothing is left to do and nobody
-    holds a lease.
-    """
+    """Returns whether a job may be removed: it ended at `ended_s`, and has no tasks or leases."""
     if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
         return False
     return all(lease.until_s <= now_s for lease in record.leases.values())
 
 
 def _expire_leases(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
-    """Ends the leases whose time has passed."""
+    """Ends expired leases."""
     for name, lease in record.leases.items():
         if lease.until_s <= now_s:
             leases = {
@@ -241,8 +236,8 @@ def _expire_leases(record: StoredJob, now_s: float, *, counted: bool) -> StoredJ
 
 
 def _end_lease(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
-    """Removes a lease; returns None for one that is unknown or whose stage is over: the report
-    is then ignored.
+    """Removes a lease. Returns None, so that the report is ignored, for an unknown lease or one of
+    an earlier stage.
     """
     lease = record.leases.get(work.lease)
     if lease is None:
@@ -256,9 +251,7 @@ def _end_lease(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
 def _count_failure(
     record: StoredJob, lease: Lease, problem: JobProblem, *, retry_at_s: float | None
 ) -> StoredJob:
-    """Counts a failed attempt. The removal of a canceled job's output is tried as often as it
-    takes.
-    """
+    """Counts a failed attempt. Removing a canceled job's output is retried without limit."""
     if lease.attempt < MAX_ATTEMPTS or lease.stage == "discard":
         retry_at = (
             record.retry_at if retry_at_s is None else {**record.retry_at, lease.task: retry_at_s}
@@ -273,7 +266,7 @@ def _uncount_attempt(record: StoredJob, lease: Lease) -> StoredJob:
 
 
 def _advance(record: StoredJob, now_s: float) -> StoredJob:
-    """Enters the next stage, or the end, where no task of this stage is left."""
+    """Enters the next stage, or ends the job, once this stage has no tasks left."""
     if record.stage is None or record.fresh < record.num_tasks or record.requeued:
         return record
     if any(lease.stage == record.stage for lease in record.leases.values()):
@@ -305,7 +298,7 @@ def _enter_stage(record: StoredJob, stage: Stage, num_tasks: int) -> StoredJob:
 
 
 def _restart(record: StoredJob) -> StoredJob:
-    """Begins with the plan again, as if nothing had been done."""
+    """Starts over with the plan."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
     record = replace(
         record, shards=None, shards_done=0, images=None, done=0, failed_items=0, damaged_files=0
