@@ -445,7 +445,8 @@ def index(
     if out is None:
         if recall is not None:
             raise ConfigInvalid(
-                "an index in memory is exact", remedy="leave out recall, or give `out`"
+                "recall requires `out`: an index in memory is always exact",
+                remedy="leave out recall",
             )
         return _index_rows(artifact.load(), artifact.keys)
     indexing.index(artifact, local_path(out), _reporter(shown=progress), recall=recall)

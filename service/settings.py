@@ -414,7 +414,7 @@ class Settings(BaseSettings):
     def _fake_is_meant(self) -> Self:
         if (self.engine == "fake") != self.model.startswith("fake:"):
             raise ValueError(
-                "engine fake and a model fake:… are for load tests, and go together only"
+                "engine fake requires a model fake:…, and such a model requires that engine"
             )
         return self
 
@@ -427,7 +427,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _triton_is_somewhere(self) -> Self:
         if (self.engine == "triton") != (self.triton.url is not None):
-            raise ValueError("engine triton and MLCD_TRITON__URL go together only")
+            raise ValueError("engine triton requires MLCD_TRITON__URL, and the URL that engine")
         if self.triton.text is not None and self.engine != "triton":
             raise ValueError("MLCD_TRITON__TEXT needs engine triton")
         if self.engine == "triton" and self.precision == "int8":

@@ -44,8 +44,8 @@ def candidates(rows: Rows, nums: Sequence[int], *, seed: int = 0) -> list[Candid
     """
     if rows.num_rows < _LEAST_ROWS:
         raise InvalidInput(
-            f"numbers of clusters cannot be compared on {rows.num_rows} rows",
-            remedy=f"give {_LEAST_ROWS} rows or more, or the number of clusters",
+            f"choosing a number of clusters needs {_LEAST_ROWS} rows, got {rows.num_rows}",
+            remedy="add rows, or give the number of clusters",
         )
     if min(nums) < 2 or 4 * max(nums) > rows.num_rows:
         raise InvalidInput(

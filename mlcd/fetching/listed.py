@@ -23,7 +23,7 @@ def parse_hosts(value: object) -> list[str]:
     """Returns the hosts of a list. Raises ValueError."""
     entries = [entry for part in split_list(value) if (entry := canonical_entry(part))]
     if len(entries) < len(split_list(value)):
-        raise ValueError("hosts are names or addresses without scheme and port, *.suffix, or *")
+        raise ValueError("a host must be *, *.suffix, or a name or address without scheme and port")
     return entries
 
 

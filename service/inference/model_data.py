@@ -100,7 +100,7 @@ class ModelData:
         return Conflict(
             f"{subject} in the space of the model {fingerprint}, and {self.fingerprint} is served",
             remedy=f"{way}, then load the served version again;"
-            " or go back to the version they were made with",
+            " or switch back to the model that made it",
         )
 
 

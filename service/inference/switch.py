@@ -87,7 +87,7 @@ class ModelSwitch:
         """
         if not isinstance(self._model.engine, TritonEngine):
             raise Conflict(
-                f"the engine {self._model.encoder.engine} serves what it was started with",
+                f"switching versions needs the engine triton, got {self._model.encoder.engine}",
                 remedy="start the server with the other model, or with MLCD_ENGINE=triton",
             )
         if self._model.texts is not None:

@@ -139,9 +139,9 @@ class _Crew:
         if self._losses > _PATIENCE * min(self._size, self.unfinished):
             at = "while they began" if shard is None else f"the last one at shard {shard}"
             raise Unavailable(
-                f"the workers on Ray are lost over and over, {at}",
-                remedy="give each more of a node (--cpus): memory may be short; the same command"
-                " goes on",
+                f"the workers on Ray fail repeatedly, {at}",
+                remedy="memory may be short: give each worker more of a node (--cpus); the same"
+                " command continues",
             )
         if shard is not None:
             self._waiting.append(shard)

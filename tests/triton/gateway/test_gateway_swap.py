@@ -320,7 +320,7 @@ def test_several_processes_and_other_engines_refuse(triton):
         assert (answer.status_code, "restart the server" in answer.text) == (409, True)
     with serving("hog") as gateway:
         answer = load(gateway, name="hog")
-        assert (answer.status_code, "serves what it was started with" in answer.text) == (409, True)
+        assert (answer.status_code, "needs the engine triton" in answer.text) == (409, True)
 
 
 @pytest.mark.slow

@@ -62,5 +62,5 @@ def test_near_copies_are_as_many_clusters_as_there_are_scenes(noise, stored):
 
 
 def test_too_few_rows_to_compare_are_said_to_be_so(rows):
-    with pytest.raises(InvalidInput, match="cannot be compared on 5 rows"):
+    with pytest.raises(InvalidInput, match="needs 8 rows, got 5"):
         candidates(UnitRows(ArrayRows([unit_rows(np.eye(5))])), [2])

@@ -170,7 +170,7 @@ def test_a_wrong_column_is_told(tmp_path, given, message):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"hosts": "http://x"}, "--url-hosts http://x: hosts are names or addresses"),
+        ({"hosts": "http://x"}, "--url-hosts http://x: a host must be"),
         ({"networks": "10.1.2.3/8", "hosts": "x"}, "--url-networks 10.1.2.3/8: networks are writ"),
         ({"ports": "0"}, "--url-ports 0: ports are numbers from 1 to 65535"),
         ({"networks": "10.0.0.0/8"}, "--url-networks is for hosts that are named"),

@@ -34,13 +34,13 @@ TRITON = {"model": "tiny", "engine": "triton", "triton": {"url": "127.0.0.1:8001
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "hog", "engine": "fake"}, "go together only"),
-        ({"model": "fake:latency_ms=5"}, "go together only"),
+        ({"model": "hog", "engine": "fake"}, "requires that engine"),
+        ({"model": "fake:latency_ms=5"}, "requires that engine"),
         (
             {"model": "tiny", "engine": "triton"},
-            "engine triton and mlcd_triton__url go together only",
+            "engine triton requires mlcd_triton__url",
         ),
-        ({"model": "tiny", "triton": {"url": "127.0.0.1:8001"}}, "go together only"),
+        ({"model": "tiny", "triton": {"url": "127.0.0.1:8001"}}, "engine triton requires"),
         (TRITON | {"precision": "int8"}, "precision int8 is not for engine triton"),
         (TRITON | {"triton": {"url": "h:1", "version": 0}}, "MLCD_TRITON__VERSION"),
         (
