@@ -27,7 +27,7 @@ class Resolver:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="resolve")
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """Resolves a host. Raises OSError or UnicodeError if it has no address."""
+        """Resolves a host. Raises OSError or UnicodeError if it lacks an address."""
         await self._places.take(host)
         pending = asyncio.get_running_loop().run_in_executor(
             self._threads, self._look_up, host, port

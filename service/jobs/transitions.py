@@ -210,7 +210,7 @@ def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
 
 
 def is_over(record: StoredJob, *, now_s: float, ended_s: float) -> bool:
-    """Returns whether a job may be removed: it ended at `ended_s`, and has no tasks or leases."""
+    """Returns whether a job may be removed: it ended at `ended_s`, without tasks or leases."""
     if record.state not in FINISHED or record.stage == "discard" or record.ended_s != ended_s:
         return False
     return all(lease.until_s <= now_s for lease in record.leases.values())
@@ -266,7 +266,7 @@ def _uncount_attempt(record: StoredJob, lease: Lease) -> StoredJob:
 
 
 def _advance(record: StoredJob, now_s: float) -> StoredJob:
-    """Enters the next stage, or ends the job, once this stage has no tasks left."""
+    """Enters the next stage, or ends the job, once the tasks of this stage are done."""
     if record.stage is None or record.fresh < record.num_tasks or record.requeued:
         return record
     if any(lease.stage == record.stage for lease in record.leases.values()):
