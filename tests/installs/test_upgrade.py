@@ -52,8 +52,8 @@ def test_the_state_of_the_last_release_is_read_and_its_backup_goes_back(release,
     for line in (
         "verify .",
         "label emb labels-again --centers centers",
-        "embed photos/more more --model starter",
-        "index more state/collections/photos --append",
+        "embed photos emb --model starter --append",
+        "index emb state/collections/photos --append",
         "explore photos --once --state explored",
     ):
         check(upgraded, line)
@@ -80,7 +80,7 @@ def search(installed, state):
         url = f"http://127.0.0.1:{port}/v1/collections/photos/search?top={NUM_IMAGES}"
         request = urllib.request.Request(url, image, {"Content-Type": "image/png"})
         with urllib.request.urlopen(request, timeout=60) as response:
-            return [match["key"] for match in json.load(response)["results"][0]["matches"]]
+            return [match["id"] for match in json.load(response)["results"][0]["matches"]]
     finally:
         process.terminate()
         process.communicate(timeout=60)
