@@ -33,7 +33,8 @@ from mlcd.service.timings import BATCH_LONGEST_WAIT_S, BATCH_POLL_S, FILES_SWEEP
 
 _log = logging.getLogger("mlcd.batches")
 _MOST_FAULTS: Final = 50  # of an input that are reported
-_MOST_LINE_BYTES: Final = 2**28  # of one line, which a server must hold in memory
+_MOST_LINE_BYTES: Final = 2**26
+_WINDOW_BYTES: Final = 2**25  # of the lines that are in memory together, but for one long line
 _ID_CHARS: Final = 512
 _RULES: Final = {
     "custom_id": f"custom_id must be a string of 1 to {_ID_CHARS} characters",
@@ -41,6 +42,7 @@ _RULES: Final = {
     "url": "url must be a string",
     "body": "body must be a JSON object",
 }
+_MISSING: Final = InputFault("missing_input", "the input file was deleted")
 _Answer = TypeVar("_Answer")
 
 
@@ -158,6 +160,9 @@ class BatchRunner:
             batch = await self._validate(batch, source)
             if batch.has_ended:
                 return
+        if batch.done < batch.total and not source.exists():
+            await self._in_thread(_finish, self._store, batch, _MISSING)
+            return
         drafts = await self._in_thread(_Drafts, self._store, batch)
         lines = await self._in_thread(_read_from, source, batch.done)
         try:
@@ -269,7 +274,7 @@ def validate(source: Path, endpoint: str, max_lines: int) -> tuple[int, list[Inp
                 if len(faults) == _MOST_FAULTS:
                     break
     except FileNotFoundError:
-        return 0, [InputFault("missing_input", "the input file was deleted")]
+        return 0, [_MISSING]
     if not seen and not faults:
         faults.append(InputFault("empty_file", "the file must have at least 1 request, got 0"))
     return len(seen), faults
@@ -309,7 +314,13 @@ def _read_from(source: Path, num_done: int) -> Iterator[_Line]:
 
 
 def _take(lines: Iterator[_Line], num: int) -> list[_Line]:
-    window = list(islice(lines, num))
+    """Returns the next lines: at most `num`, and fewer where they are long."""
+    window, num_bytes = [], 0
+    for line in lines:
+        window.append(line)
+        num_bytes += len(line.body)
+        if len(window) == num or num_bytes >= _WINDOW_BYTES:
+            break
     if not window:
         raise ArtifactInvalid("the input of a batch became shorter")
     return window
@@ -381,8 +392,8 @@ def _give_up(drafts: _Drafts, batch: StoredBatch, lines: Iterator[_Line]) -> Sto
     return batch
 
 
-def _finish(store: BatchStore, batch: StoredBatch) -> None:
-    """Publishes the files of a batch whose lines are all counted, and ends it."""
+def _finish(store: BatchStore, batch: StoredBatch, fault: InputFault | None = None) -> None:
+    """Publishes the files of a batch, and ends it. fault: why some lines have no answer."""
     names = {batch.output_file_id: "output", batch.error_file_id: "error"}
     counts = {batch.output_file_id: batch.output_bytes, batch.error_file_id: batch.error_bytes}
     for file_id, name in names.items():
@@ -393,6 +404,8 @@ def _finish(store: BatchStore, batch: StoredBatch) -> None:
             store.files.draft_path(file_id).unlink(missing_ok=True)
 
     def end(stored: StoredBatch) -> StoredBatch:
+        if fault is not None:
+            return replace(stored, faults=(fault,)).become("failed")
         if stored.state == "cancelling":
             return stored.become("cancelled")
         return stored.become("expired" if "expired" in stored.times else "completed")

@@ -277,6 +277,29 @@ def test_killed_servers_lose_no_answer_and_give_none_twice(tmp_path):
     server.stop()
 
 
+def test_a_batch_whose_input_is_deleted_ends_and_keeps_its_answers(tmp_path):
+    model = "fake:latency_ms=30"
+    server = Server(
+        model, output=subprocess.DEVNULL, engine="fake", max_batch=1, state_dir=tmp_path
+    )
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        server.wait_ready()
+        batch_id = begin(client, to_jsonl(request_lines(300, model=model)))
+        url = f"/v1/batches/{batch_id}"
+        until(lambda: client.get(url).json()["request_counts"]["completed"] > 0, 30)
+        assert client.delete(f"/v1/files/{client.get(url).json()['input_file_id']}").json()
+        server.process.kill()
+        server.process.wait()
+        server.start_again()
+        server.wait_ready()
+        batch = wait_ended(client, batch_id)
+        counts = batch["request_counts"]
+        assert (batch["status"], counts["total"]) == ("failed", 300)
+        assert batch["errors"]["data"][0]["code"] == "missing_input"
+        assert len(results(client, batch["output_file_id"])) == counts["completed"] > 0
+    server.stop()
+
+
 def new_key(keys, name, **options):
     return create_key(keys, name, now=datetime.now(UTC), **options)
 
