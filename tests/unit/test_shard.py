@@ -294,7 +294,7 @@ def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_p
         ("images", True),
     ]
     (images / "9" / "0009.png").unlink()
-    with pytest.raises(ArtifactInvalid, match="does not hold the images"):
+    with pytest.raises(ArtifactInvalid, match="does not contain the images"):
         list(verify(tmp_path / "out"))
 
 
@@ -306,7 +306,7 @@ def test_two_indexes_and_whatever_has_a_name_like_theirs_do_not_meet(images, equ
     (tmp_path / "out.embeddings" / "mine").write_text("a user's")
     shards = first()
     shards.plan()
-    with pytest.raises(Conflict, match="holds something else"):
+    with pytest.raises(Conflict, match="contains something else"):
         second().plan()
     with pytest.raises(Conflict, match="does not hold this work"):
         second().make(0, nothing)
