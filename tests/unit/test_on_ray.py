@@ -348,7 +348,7 @@ def test_a_shard_that_ends_every_worker_is_named_and_the_others_are_made():
                 raise error.cause from None
 
     ray, stub = Passing(), Deadly({})
-    with pytest.raises(Unavailable, match=r"the last one at shard 1.*the same command goes on"):
+    with pytest.raises(Unavailable, match=r"the last one at shard 1.*the same command continues"):
         run(stub, ray, num=5)
     assert sorted(shard for shard, _ in stub.asked) == [0, 2, 3, 4]
 
