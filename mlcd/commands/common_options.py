@@ -28,7 +28,7 @@ class LocalPath(click.Path):
 
 
 class ArtifactPath(click.ParamType[Path]):
-    """The path of an artifact: of one at a URL, that of its copy on this machine."""
+    """The path of an artifact; for a URL, the path of its copy on this machine."""
 
     name = "path"
 
@@ -38,7 +38,7 @@ class ArtifactPath(click.ParamType[Path]):
 
 
 class WeightsSpec(click.ParamType[str]):
-    """The name or path of weights: of an artifact at a URL, that of its copy."""
+    """The name or path of weights; for an artifact at a URL, the path of its copy."""
 
     name = "text"
 
@@ -48,7 +48,7 @@ class WeightsSpec(click.ParamType[str]):
 
 
 class StoreOr(click.ParamType[Path | str]):
-    """A collection in a store behind a URL, or what another type takes."""
+    """The URL of a collection in a store, or a value of another type."""
 
     name = "path"
 
@@ -59,14 +59,14 @@ class StoreOr(click.ParamType[Path | str]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Path | str:
         if isinstance(value, str) and is_store(value):
-            split_collection(value)  # raises what is wrong with it
+            split_collection(value)  # raises if the URL is malformed
             return value
         path: Path = self._wrapped.convert(value, param, ctx)
         return path
 
 
 LOCAL_PATH = LocalPath(path_type=Path)
-ARTIFACT = ArtifactPath()  # its copy is brought here before the command begins
+ARTIFACT = ArtifactPath()  # its copy is fetched before the command starts
 WEIGHTS = WeightsSpec()  # as ARTIFACT
 ARTIFACT_OUT = ArtifactPath()
 STORE_OR_ARTIFACT = StoreOr(ARTIFACT)  # as ARTIFACT
@@ -74,9 +74,7 @@ STORE_OR_PATH = StoreOr(LOCAL_PATH)
 
 
 def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--json` and passes a Reporter; brings here what parameters of type ARTIFACT or
-    WEIGHTS name.
-    """
+    """Adds `--json` and passes a Reporter; fetches the ARTIFACT and WEIGHTS values."""
 
     @click.option(
         "--json",
@@ -89,13 +87,13 @@ def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
         reporter = Reporter("json" if as_json else "auto")
         for parameter in click.get_current_context().command.params:
             if parameter.type in (ARTIFACT, WEIGHTS, STORE_OR_ARTIFACT):
-                _bring(kwargs[str(parameter.name)], reporter)
+                _fetch(kwargs[str(parameter.name)], reporter)
         command(*args, reporter=reporter, **kwargs)
 
     return wrapper
 
 
-def _bring(value: Path | str | tuple[Path, ...] | None, reporter: Reporter) -> None:
+def _fetch(value: Path | str | tuple[Path, ...] | None, reporter: Reporter) -> None:
     from mlcd.artifacts.copies import bring
 
     for path in value if isinstance(value, tuple) else (value,):
@@ -109,10 +107,10 @@ def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        chosen = {option.name: kwargs.pop(option.name) for option in options}
-        command(*args, encoder=EncoderOptions(**chosen), **kwargs)
+        values = {option.name: kwargs.pop(option.name) for option in options}
+        command(*args, encoder=EncoderOptions(**values), **kwargs)
 
-    for option in reversed(options):  # click lists first the one that is added last
+    for option in reversed(options):  # click lists the option that is added last first
         add = click.option(
             f"--{option.name}",
             type=click.Choice(option.metadata["choices"]),
@@ -129,10 +127,10 @@ def url_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
-        chosen = {option.name: kwargs.pop(f"url_{option.name}") for option in fields(UrlOptions)}
-        command(*args, urls=UrlOptions(**chosen), **kwargs)
+        values = {option.name: kwargs.pop(f"url_{option.name}") for option in fields(UrlOptions)}
+        command(*args, urls=UrlOptions(**values), **kwargs)
 
-    for option in reversed(fields(UrlOptions)):  # as above
+    for option in reversed(fields(UrlOptions)):  # as in encoder_options
         add = click.option(
             f"--url-{option.name}",
             type=float if isinstance(option.default, float) else str,
@@ -177,24 +175,24 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if on is None and (cpus, gpus, memory) != (None, None, None):
             raise click.UsageError("--cpus, --gpus and --memory need --on ray")
-        chosen = None
+        ray = None
         if on is not None:
             require_ray()
             workers, address = kwargs["workers"], check_address(on)
-            chosen = RayOptions(
+            ray = RayOptions(
                 address=address,
                 workers=workers,
                 cpus=cpus or 1,
                 gpus=gpus or 0,
                 memory_gib=memory,
             )
-        command(*args, on=chosen, **kwargs)
+        command(*args, on=ray, **kwargs)
 
     return wrapper
 
 
 def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `ray_options`, and `--workers` for them alone: without `--on` one process does it."""
+    """Adds `ray_options`, and `--workers`, which requires `--on`."""
 
     @click.option(
         "--workers",

@@ -1,6 +1,6 @@
-"""A directory for work that others can take away.
+"""A directory of unfinished work that another process may remove.
 
-A process that was thought dead and is not finds its directory gone and leaves nothing behind.
+If a process was wrongly taken for dead, it finds its directory removed and leaves nothing behind.
 """
 
 import os
@@ -17,11 +17,10 @@ _PREFIX: Final = "attempt-"
 
 
 class Attempt:
-    """A new directory in `folder`, the only one of its kind there; the remains of earlier attempts
-    are removed.
+    """A new directory in `folder`. Entering removes the directories of earlier attempts.
 
-    It is removed at the end, with its contents. A process that is still at an earlier attempt gets
-    a Conflict; if the folder was removed meanwhile, nothing of it comes back.
+    The directory is removed at the end, with its contents. A process that still works in an earlier
+    attempt gets a Conflict. If `folder` was removed meanwhile, it is not created again.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,10 +39,10 @@ class Attempt:
         return self
 
     def check(self) -> None:
-        """Raises Conflict where the directory was taken away, even if another process has made its
-        folders again.
+        """Raises Conflict if the directory was removed, even if another process created `folder`
+        again.
         """
-        if not self._stands():
+        if not self._exists():
             raise self._conflict()
 
     def __exit__(
@@ -53,7 +52,7 @@ class Attempt:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if isinstance(error, OSError | MlcdError) and not self._stands():
+            if isinstance(error, OSError | MlcdError) and not self._exists():
                 raise self._conflict() from error
         finally:
             os.close(self._descriptor)
@@ -62,9 +61,12 @@ class Attempt:
                 self._folder.rmdir()
 
     def _conflict(self) -> Conflict:
-        return Conflict(f"{self.path} was removed meanwhile", remedy="see who else is at this work")
+        return Conflict(
+            f"{self.path} was removed meanwhile",
+            remedy="check which other process does the same work",
+        )
 
-    def _stands(self) -> bool:
+    def _exists(self) -> bool:
         # The open descriptor keeps the inode number from being given to another directory.
         try:
             return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
@@ -73,8 +75,8 @@ class Attempt:
 
 
 def _remove(path: Path) -> None:
-    """Hides the directory by one rename before any file in it goes, so that its user cannot publish
-    half of it.
+    """Renames the directory before removing its files, so that its owner cannot publish a part of
+    them.
     """
     hidden = path.with_name(f"{_PREFIX}{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):

@@ -12,11 +12,11 @@ _NAME: Final = ".claims"
 
 
 class Claims:
-    """A lock for each part of the draft in `folder`; the operating system frees those of a dead
-    process at once.
+    """A lock for each part of the draft in `folder`; the operating system releases a dead process's
+    locks at once.
 
-    Each part has one byte of one file, locked by POSIX locks. They belong to the process, so use
-    one `Claims` in each.
+    A part's lock is a POSIX lock on one byte of a shared file. POSIX locks belong to the process,
+    so use one `Claims` per process.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,8 +37,8 @@ class Claims:
 
     @contextmanager
     def hold(self, part: int, *, wait: bool) -> Iterator[bool]:
-        """Tells whether this process has the part; with `wait` it waits until the holder is done or
-        dead.
+        """Yields whether this process has locked the part. With `wait`, blocks until the holder
+        releases the lock or dies.
         """
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, part)

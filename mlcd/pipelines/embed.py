@@ -1,4 +1,4 @@
-"""Images to the embeddings artifact."""
+"""Encodes images into an embeddings artifact."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -47,12 +47,11 @@ def embed(
     *,
     selection: Selection | None = None,
 ) -> Artifact:
-    """Encodes the images of `source`, or those that a selection keeps. Images that cannot be used
-    are listed in errors.jsonl.
+    """Encodes all images of `source`, or the images that a selection keeps. Lists unusable images
+    in errors.jsonl.
 
     Work is committed in parts of consecutive entries: a rerun after a crash starts at the first
-    unfinished part and ends with the same bytes. Raises InvalidInput without a usable
-    image.
+    unfinished part and ends with the same bytes. Raises InvalidInput if no image is usable.
     """
     embedding = Embedder(source, encoder, out, num_threads=available_cores(), selection=selection)
     if (done := find_published(out, embedding.request)) is not None:
@@ -74,7 +73,7 @@ def embed(
 
 
 class Embedder:
-    """One opened request for embeddings, which can make any part of them."""
+    """A request for embeddings, which can make any part of the artifact."""
 
     def __init__(
         self,
@@ -89,12 +88,12 @@ class Embedder:
         selection: Selection | None = None,
     ) -> None:
         """num_threads: number of decoding threads. in_flight: see `encode_entries`. thumbnail_side:
-        pixels of the thumbnails to write beside; None for none. selection: the images to encode;
-        None for all. part_entries: images of a part, by default from `choose_part_entries`.
+        pixels of the thumbnails to write with each part; None for none. selection: the images to
+        encode; None for all. part_entries: images per part, by default `choose_part_entries`.
         Raises InvalidInput for an empty source.
         """
         check_source(source, out)
-        self._all = source
+        self._full_source = source
         self.source = source if selection is None else source.only(selection.read_keys())
         num_entries = len(self.source.entries)
         self._encoder = encoder
@@ -130,7 +129,7 @@ class Embedder:
         return draft.has(errors_name(part))
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
-        """Writes one part; its errors come last and mark it as finished."""
+        """Writes one part. The file of errors comes last and marks the part as finished."""
         if self._thumbnail_side is not None:
             thumbnails = thumbnails_all(
                 self.source,
@@ -153,17 +152,17 @@ class Embedder:
 
     @cached_property
     def _splits(self) -> NDArray[np.float64]:
-        """Returns the positions of its images among all of the source, as every step has them."""
-        entries = self._all.entries
+        """Split position of each image, computed over the full source as in every other step."""
+        entries = self._full_source.entries
         splits = split_positions(entries.keys(), entries.class_names())
-        if self.source is self._all:
+        if self.source is self._full_source:
             return splits
         keys = pa.chunked_array([list(self.source.entries.keys())], pa.large_string())
         return splits[entries.find(keys)]
 
     def publish(self, draft: Draft) -> Artifact:
-        """Publishes the draft, in which every part is finished. Raises InvalidInput where no image
-        could be used.
+        """Publishes the draft, whose parts are all finished. Raises InvalidInput if no image was
+        usable.
         """
         num_parts = len(self.sizes)
         errors = merge_errors(draft, range(num_parts), self.source.problems)
@@ -184,7 +183,7 @@ class Embedder:
 def write_encoded(
     draft: Draft, part: int, encoded: EncodedPart, split_of: Mapping[SampleKey, float]
 ) -> None:
-    """Writes one part: rows, their keys, and at last its errors, which mark it as finished."""
+    """Writes one part: rows, keys, and last the errors, which mark the part as finished."""
     keys = [
         {
             "key": entry.key,

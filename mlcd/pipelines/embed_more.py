@@ -1,4 +1,4 @@
-"""The addition of new images of a source to an embeddings artifact that was made of it before."""
+"""Adds the new images of a source to an embeddings artifact made from that source."""
 
 import json
 from pathlib import Path
@@ -32,14 +32,14 @@ from mlcd.progress import Reporter
 def embed_more(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
     """Adds the images of `source` that the embeddings at `out` lack; existing rows stay.
 
-    Images that could not be used before are tried again. Killed at any moment, the artifact is in
-    its old or its new state, and the same call continues. Raises ConfigInvalid where the rows would
-    be of another kind, InvalidInput where the artifact was made of images at another location.
+    Retries images that failed before. If the process is killed at any moment, the artifact is in
+    its old or its new state, and the same call continues. Raises ConfigInvalid if the new rows
+    would not be comparable, InvalidInput if the artifact's images are at another location.
     """
     check_source(source, out)
     embeddings = EmbeddingsArtifact.open(out)
     parent = images_parent(source, out)
-    _check_alike(embeddings.artifact, parent, encoder)
+    _check_compatible(embeddings.artifact, parent, encoder)
     entries = _new_entries(source, embeddings)
     if not len(entries):
         return embeddings.artifact
@@ -57,26 +57,26 @@ def _add(
 ) -> Artifact:
     artifact, draft = embeddings.artifact, addition.draft
     part_entries = int(artifact.config["part_entries"])
-    sizes, first = part_sizes(len(entries), part_entries), embeddings.num_parts
-    parts = range(first, first + len(sizes))
+    sizes, first_part = part_sizes(len(entries), part_entries), embeddings.num_parts
+    parts = range(first_part, first_part + len(sizes))
     positions = split_positions(source.entries.keys(), source.entries.class_names())
     splits = dict(zip(source.entries.keys(), positions.tolist(), strict=True))
     missing = [part for part in parts if not draft.has(errors_name(part))]
-    done = sum(sizes) - sum(sizes[part - first] for part in missing)
+    done = sum(sizes) - sum(sizes[part - first_part] for part in missing)
     with reporter.stage("embed", sum(sizes), done=done) as meter:
         for part in missing:
             encoded = encode_entries(
                 source,
-                entries[part_slice(part - first, part_entries)],
+                entries[part_slice(part - first_part, part_entries)],
                 encoder,
                 num_threads=available_cores(),
                 on_done=lambda _, errors: meter.advance(1, errors=errors),
             )
             write_encoded(draft, part, encoded, splits)
-    errors = merge_errors(draft, parts, source.problems, errors_name_from(first))
+    errors = merge_errors(draft, parts, source.problems, errors_name_from(first_part))
     num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in parts)
-    before = [json.loads(line) for line in embeddings.errors_file.read_text().splitlines()]
-    if not num_rows and errors == before:  # the same images failed again
+    previous_errors = [json.loads(line) for line in embeddings.errors_file.read_text().splitlines()]
+    if not num_rows and errors == previous_errors:  # the same images failed again
         addition.discard()
         return artifact
     images = embeddings.num_rows + num_rows
@@ -94,12 +94,12 @@ def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
     return source.entries.select(np.flatnonzero(is_new))
 
 
-def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
+def _check_compatible(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
     if artifact.fingerprint != encoder.fingerprint:
         raise ConfigInvalid(
-            f"{artifact.path} is of another model ({str(artifact.fingerprint)[:12]}, given"
+            f"{artifact.path} was made with another model ({str(artifact.fingerprint)[:12]}, got"
             f" {encoder.fingerprint[:12]})",
-            remedy="give the --model that it was made with, or embed all images anew",
+            remedy="give the --model that it was made with, or embed all images again",
         )
     recorded, requested = (
         (artifact.config["engine"], artifact.config["precision"]),
@@ -110,17 +110,17 @@ def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
             f"{artifact.path} was made by {recorded[0]} in {recorded[1]}, not by {requested[0]}"
             f" in {requested[1]}",
             remedy=f"give --engine {recorded[0]} --precision {recorded[1]}, or embed all images"
-            " anew",
+            " again",
         )
     if any(origin.role == "selection" for origin in artifact.parents):
         raise ConfigInvalid(
-            f"{artifact.path} holds the images of a selection, which cannot be extended",
+            f"{artifact.path} contains the images of a selection, which cannot be extended",
             remedy="embed all images to another output",
         )
     locations = [origin.path for origin in artifact.parents if origin.role == "images"]
     if locations != [parent.path]:
         raise InvalidInput(
-            f"{artifact.path} was made of the images at {' and '.join(locations)}, seen from there",
-            remedy="put the new ones beside those and give that place, or embed them to another"
-            " output",
+            f"{artifact.path} must be extended with images at {' and '.join(locations)}"
+            f" (relative to it), got {parent.path}",
+            remedy="add the new images there and give that path, or embed them to another output",
         )

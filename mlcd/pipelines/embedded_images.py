@@ -18,7 +18,7 @@ def open_embedded_images(
 ) -> tuple[Source, Entries]:
     """Returns the source of the images, and the image of each row.
 
-    Raises InvalidInput for embeddings that were not made from images, NotFound where an image is
+    Raises InvalidInput for embeddings that were not made from images, NotFound if an image is
     missing.
     """
     place = read_images_place(embeddings)
@@ -27,13 +27,13 @@ def open_embedded_images(
     if (indices < 0).any():
         raise NotFound(
             f"{place} lacks the image {embeddings.keys[int((indices < 0).argmax())]}",
-            remedy="put the images back where they were embedded from",
+            remedy=f"put the image back at {place}",
         )
     return source, source.entries.select(indices.astype("int64"))
 
 
 def read_images_place(embeddings: EmbeddingsArtifact) -> str:
-    """Returns the place of the images, as the manifest has it. Raises InvalidInput."""
+    """Returns the images' path or URL from the manifest. Raises InvalidInput if it has none."""
     artifact = embeddings.artifact
     place = next((parent.path for parent in artifact.parents if parent.role == "images"), None)
     if place is None:

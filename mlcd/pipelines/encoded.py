@@ -1,7 +1,7 @@
-"""Images to embeddings, part by part, for every pipeline that starts from images.
+"""Encodes images part by part, for every pipeline that starts from images.
 
-A part is a number of consecutive entries of the source. Its bytes depend on the source, the model
-and the sizes below, whatever process makes it and when.
+A part is a run of consecutive entries of the source. Its bytes depend only on the source, the
+model and the sizes below, not on the process that makes it.
 """
 
 import json
@@ -28,15 +28,15 @@ from mlcd.types import Embeddings, ImageBatch
 PART_ENTRIES: Final = 2048
 _MIN_PART_ENTRIES: Final = 256
 _MIN_PARTS: Final = 16
-# called with (images done, those of them without an embedding) of one part, after every image
+# called after every image with the part's number of (images done, images without an embedding)
 OnDone: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """The n usable images of a part, and the errors of the others.
+    """The n usable images of a part, and the errors of its other images.
 
-    entries, image_sha256, embeddings (float32 [n, D] unit rows): those of the usable images.
+    entries, image_sha256, embeddings (float32 [n, D] unit rows): one per usable image.
     """
 
     entries: list[Entry]
@@ -46,15 +46,13 @@ class EncodedPart:
 
 
 def check_source(source: Source, out: Path) -> None:
-    """Raises InvalidInput for an empty source, and where `out` would become one of the images'
-    files.
-    """
+    """Raises InvalidInput for an empty source, and if `out` is inside the images' folder."""
     check_outside(source.location, out)
     source.check_not_empty()
 
 
 def check_outside(images: str, out: Path) -> None:
-    """Raises InvalidInput where `out` lies inside the images at a location."""
+    """Raises InvalidInput if `out` lies inside the location of the images."""
     if is_url(images):
         is_inside = f"{url_of(out)}/".startswith(f"{images.rstrip('/')}/")
     else:
@@ -75,12 +73,11 @@ def encode_entries(
     on_done: OnDone,
     in_flight: int = 1,
 ) -> EncodedPart:
-    """Decodes and encodes these entries, in batches that depend on nothing else; decoding runs
-    meanwhile.
+    """Decodes and encodes these entries; decoding runs ahead. Batches depend only on the entries.
 
-    in_flight: batches that the encoder gets at one time, where it runs elsewhere.
+    in_flight: number of batches submitted at once, for an encoder in another process.
     """
-    part = _Growing(encoder)
+    part = _PartBuilder(encoder)
     prepared = prepare_all(
         source,
         entries,
@@ -94,9 +91,9 @@ def encode_entries(
 
 
 def _batches(
-    images: Iterable[Prepared], num: int, part: "_Growing", on_done: OnDone
+    images: Iterable[Prepared], num_images: int, part: "_PartBuilder", on_done: OnDone
 ) -> Iterator[list[Prepared]]:
-    """Yields batches of the `num` images; on_done gets the last image of a batch once the batch is
+    """Yields batches of the images; calls `on_done` for a batch's last image after the batch is
     encoded.
     """
     batch: list[Prepared] = []
@@ -106,7 +103,7 @@ def _batches(
             part.reject(prepared.entry, prepared.rejection)
         else:
             batch.append(prepared)
-        if len(batch) == size or (batch and done == num):
+        if len(batch) == size or (batch and done == num_images):
             yield batch
             batch = []
         on_done(done, len(part.errors))
@@ -122,14 +119,14 @@ def _encode(
             yield batch, encoder.encode(_stack(batch))
         return
     with ThreadPoolExecutor(in_flight, thread_name_prefix="encode") as pool:
-        waiting: deque[tuple[list[Prepared], Future[Embeddings]]] = deque()
+        pending: deque[tuple[list[Prepared], Future[Embeddings]]] = deque()
         for batch in batches:
-            waiting.append((batch, pool.submit(encoder.encode, _stack(batch))))
-            if len(waiting) == in_flight:
-                done, rows = waiting.popleft()
+            pending.append((batch, pool.submit(encoder.encode, _stack(batch))))
+            if len(pending) == in_flight:
+                done, rows = pending.popleft()
                 yield done, rows.result()
-        while waiting:
-            done, rows = waiting.popleft()
+        while pending:
+            done, rows = pending.popleft()
             yield done, rows.result()
 
 
@@ -138,7 +135,7 @@ def _stack(batch: list[Prepared]) -> ImageBatch:
 
 
 @dataclass
-class _Growing:
+class _PartBuilder:
     encoder: Encoder
     entries: list[Entry] = field(default_factory=list)
     image_sha256: list[bytes] = field(default_factory=list)
@@ -168,11 +165,11 @@ class _Growing:
 
 
 def choose_part_entries(num_entries: int) -> int:
-    """Returns the number of images of a part: 2,048, and fewer of fewer than 32,768 images, so that
-    they are tasks for several workers.
+    """Returns the number of images per part: 2,048, or fewer for less than 32,768 images, so that
+    several workers can share them.
     """
-    fewer = _MIN_PART_ENTRIES * -(-num_entries // (_MIN_PART_ENTRIES * _MIN_PARTS))
-    return min(PART_ENTRIES, max(_MIN_PART_ENTRIES, fewer))
+    share = _MIN_PART_ENTRIES * -(-num_entries // (_MIN_PART_ENTRIES * _MIN_PARTS))
+    return min(PART_ENTRIES, max(_MIN_PART_ENTRIES, share))
 
 
 def part_sizes(num_entries: int, part_entries: int) -> list[int]:
@@ -186,9 +183,7 @@ def part_slice(part: int, part_entries: int) -> slice:
 
 
 def errors_name(part: int) -> str:
-    """Returns the name of a hidden working note of the draft, which is removed when it is
-    published.
-    """
+    """Returns the name of the part's hidden file of errors in the draft; publishing removes it."""
     return f".errors-{part:05d}.jsonl"
 
 
@@ -198,7 +193,7 @@ def write_errors(draft: Draft, part: int, errors: list[dict[str, str]]) -> None:
 
 
 def num_errors(draft: Draft, part: int) -> int:
-    """Returns the number of errors of a part that is made."""
+    """Returns the number of errors of a finished part."""
     return len(draft.file(errors_name(part)).read_text().splitlines())
 
 
@@ -208,7 +203,7 @@ def merge_errors(
     """Returns all errors in the order of the source, and writes them to the artifact's
     file `name`.
 
-    problems: those of the source as a whole, which come first.
+    problems: problems of listing the source, which come first.
     """
     errors = [
         {"key": problem.key, "reason": "unreadable", "detail": problem.detail}
@@ -223,9 +218,9 @@ def merge_errors(
 
 
 def num_listed(errors: Path, keys: Iterable[str]) -> int:
-    """Returns how many of the images an artifact's errors.jsonl names."""
-    listed = Counter(json.loads(line)["key"] for line in errors.read_text().splitlines())
-    return sum(listed[key] for key in keys)
+    """Returns how many of the keys an artifact's errors.jsonl lists."""
+    num_by_key = Counter(json.loads(line)["key"] for line in errors.read_text().splitlines())
+    return sum(num_by_key[key] for key in keys)
 
 
 class NoUsableImage(InvalidInput):
@@ -242,7 +237,7 @@ def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableIma
 def images_parent(source: Source, out: Path, listing: str | None = None) -> Parent:
     """Returns the images as a parent: a relative path (or glob) on this machine, else the URL.
 
-    listing: the digest of the listing, where it is known.
+    listing: digest of the listing; None to compute it.
     """
     location = (
         source.location

@@ -23,18 +23,18 @@ from mlcd.errors import Conflict, Unavailable
 
 OWNER: Final = ".owner.json"
 _DISCARDED: Final = ".discarded"
-_TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
-_FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_EXISTS_ERRORS: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+_PERMISSION_ERRORS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class NotRemoved(Unavailable):
-    """A directory stays because the file system does not let this process remove it."""
+    """The file system does not let this process remove a directory."""
 
     name = "not-removed"
 
 
 def owner_of(path: Path) -> Any:
-    """Returns the owner written in `OWNER`, None where there is none."""
+    """Returns the owner written in `OWNER`, or None if the file is missing."""
     try:
         return json.loads((path / OWNER).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -42,7 +42,7 @@ def owner_of(path: Path) -> Any:
 
 
 def owner_of_draft(draft: Draft) -> Any:
-    """Returns the owner of a draft, None where there is none."""
+    """Returns the owner of a draft, or None if it has no owner."""
     owner = draft.note(OWNER)
     return None if owner is None else json.loads(owner)
 
@@ -55,9 +55,9 @@ def write_owner(path: Path, owner: str) -> None:
 
 
 def claim(path: Path, owner: str) -> None:
-    """Makes or enters a directory of this owner at `path`, which processes of one owner share.
+    """Creates the directory at `path` unless this owner has it; an owner's processes share it.
 
-    Raises Conflict for another owner's.
+    Raises Conflict if something else is at `path`.
     """
     if owner_of(path) == owner:
         return
@@ -68,25 +68,25 @@ def claim(path: Path, owner: str) -> None:
                 write_owner(draft, owner)
         except OSError as error:
             refuse_full_disk(error, path)
-            if error.errno not in _TAKEN:
+            if error.errno not in _EXISTS_ERRORS:
                 raise
             if owner_of(path) != owner:
                 raise Conflict(
-                    f"{path} holds something else", remedy="remove it or give another output"
+                    f"{path} contains something else", remedy="remove it or give another output"
                 ) from error
 
 
 def take_over(draft: Draft) -> None:
-    """Gives an owner's work to the process that holds its lock: the owner neither continues nor
-    removes it.
+    """Transfers a draft from its owner to the process that holds its lock: the owner no longer
+    continues or removes the draft.
     """
     draft.remove_note(OWNER)
 
 
 def discard(path: Path, owner: str) -> None:
-    """Removes what belongs to this owner, and the remains of an interrupted removal.
+    """Removes the directory if it belongs to this owner, and the remains of an interrupted removal.
 
-    Raises Conflict where another process works in it, NotRemoved naming what stays.
+    Raises Conflict if another process works in the directory, NotRemoved if a file remains.
     """
     _finish_removal(path)
     try:
@@ -98,7 +98,7 @@ def discard(path: Path, owner: str) -> None:
 
 
 def discard_uploads(out: Path, owner: str) -> None:
-    """Removes the unfinished output of this owner from the URL of `out`, where it has one."""
+    """Removes this owner's unfinished output from the URL of `out`, if `out` has a URL."""
     uploads = uploads_of(out, draft_path(out), shared=True)
     note = uploads.note(OWNER)
     if note is not None and json.loads(note) == owner:
@@ -106,48 +106,44 @@ def discard_uploads(out: Path, owner: str) -> None:
 
 
 def give_up(path: Path, owner: str) -> None:
-    """Calls `discard`, but ignores that the directory stays, because the caller reports a worse
-    error.
-    """
+    """Calls `discard`, but ignores a failed removal, because the caller reports a worse error."""
     with suppress(Conflict, NotRemoved):
         discard(path, owner)
 
 
 def _hide(path: Path, owner: str) -> None:
-    """Renames the directory, so that it is gone at once for all readers before its files are
-    removed.
-    """
+    """Renames the directory before its files are removed, so that readers lose it at once."""
     try:
         lock = lock_directory(path, fcntl.LOCK_EX, make=False)
     except FileNotFoundError:  # another process was faster
         return
     try:
         if owner_of(path) == owner:
-            path.rename(_leaving(path))
+            path.rename(_hidden_path(path))
     finally:
         os.close(lock)
 
 
 def _finish_removal(path: Path) -> None:
     """Completes a removal, possibly together with other processes."""
-    leaving = _leaving(path)
-    shutil.rmtree(leaving, ignore_errors=True)  # removes all that can be removed
-    while os.path.lexists(leaving):
+    hidden = _hidden_path(path)
+    shutil.rmtree(hidden, ignore_errors=True)  # removes what it can
+    while os.path.lexists(hidden):
         try:
-            shutil.rmtree(leaving)
+            shutil.rmtree(hidden)
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise _not_removed(leaving, error) from error
+            raise _not_removed(hidden, error) from error
 
 
 def _not_removed(path: Path, error: OSError) -> NotRemoved:
-    why = "no permission" if error.errno in _FORBIDDEN else "the file system refuses"
+    reason = "no permission" if error.errno in _PERMISSION_ERRORS else "the file system refuses"
     return NotRemoved(
-        f"{path} cannot be removed: {why}",
+        f"{path} cannot be removed: {reason}",
         remedy="let the user who made it write there, or remove it by hand",
     )
 
 
-def _leaving(path: Path) -> Path:
+def _hidden_path(path: Path) -> Path:
     return path.with_name(f".{path.name}{_DISCARDED}")

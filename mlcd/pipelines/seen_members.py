@@ -1,6 +1,6 @@
-"""The members of final centers: the nearest of each, and how far most of them lie.
+"""The nearest members of each final center, and the distance within which most members lie.
 
-Only a further reading of the rows knows the final centers.
+The final centers are only known after clustering, so the rows are read once more.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,15 @@ from mlcd.clustering.novelty import own_quantiles
 from mlcd.clustering.rows import Rows, lowest_hashed
 from mlcd.world import World
 
-_MEASURED_STREAM: Final = 3  # first counter of their hash
+_MEASURED_STREAM: Final = 3  # first counter of the hash that samples rows
 
 
 @dataclass(frozen=True)
 class SeenMembers:
     """The nearest members of each center, and the distances of a sample of all rows.
 
-    measured: the numbers of the rows of the sample, ascending. distances: 1 - cosine of these.
+    measured: ids of the sampled rows, ascending. distances: 1 - cosine of each sampled row to its
+    center.
     """
 
     nearest: NearestMembers
@@ -35,10 +36,12 @@ class SeenMembers:
 
     @classmethod
     def of(cls, rows: Rows, result: KMeansResult, num_each: int, world: World) -> "SeenMembers":
-        """Reads this process's share of the unit rows; `num_each` is the number of nearest."""
-        num = len(result.centers)
-        nearest = NearestMembers(num, max(1, num_each))
-        measured = np.sort(lowest_hashed(rows.num_rows, MEASURED_EACH * num, _MEASURED_STREAM))
+        """Reads this process's share of the unit rows. num_each: nearest members per center."""
+        num_centers = len(result.centers)
+        nearest = NearestMembers(num_centers, max(1, num_each))
+        measured = np.sort(
+            lowest_hashed(rows.num_rows, MEASURED_EACH * num_centers, _MEASURED_STREAM)
+        )
         distances = np.zeros(len(measured), np.float32)
         start, stop = world.own_rows(rows.num_rows)
         for first, block in rows.blocks(start, stop):
@@ -50,7 +53,7 @@ class SeenMembers:
             part = slice(*np.searchsorted(measured, [first, first + len(block)]))
             distances[part] = 1 - cosines[measured[part] - first]
         nearest.gather(world)
-        # the other processes leave zeros, so the sum of the bits is the bits
+        # Every other process has zeros in these places, so the sum of the bits is exact.
         bits = world.sum_integers(distances.view(np.int32))
         return cls(nearest, measured, bits.view(np.float32))
 

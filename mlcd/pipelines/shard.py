@@ -1,10 +1,8 @@
-"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed`, `mlcd index`
-and `mlcd curate` make.
+"""Shards: the units of work of `mlcd label`, `mlcd embed`, `mlcd index` and `mlcd curate`.
 
-`open_shards` lists the input and writes nothing. Then any process can make any shard, at any time
-and as often as it likes: what it leaves has the same bytes. Once all are made, `publish` puts the
-artifact in its place. This module does not know who leases the shards: a queue or another
-engine.
+`open_shards` lists the input and writes nothing. Then any process can make any shard at any time;
+making a shard is idempotent and writes the same bytes. Once all shards are made, `publish` moves
+the artifact to its output path. The caller leases the shards: a queue or another engine.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,9 +55,11 @@ class OpenedCenters:
 
 @dataclass(frozen=True)
 class Equipment:
-    """The parts that a process opens once, for all its shards. num_threads: threads that decode.
-    in_flight: batches that the encoder is given at one time. thumbnails: those of the collections
-    that it makes; None for none. urls: how images are fetched; None where they are not.
+    """The resources that a process opens once, for all its shards.
+
+    num_threads: number of decoding threads. in_flight: number of batches in the encoder at once.
+    thumbnails: settings of the collections' thumbnails; None for no thumbnails. urls: settings for
+    fetching images; None if images are not fetched.
     """
 
     encoder: Encoder
@@ -71,40 +71,38 @@ class Equipment:
 
 
 class Shards(Protocol):
-    """A job with its input listed. `on_done` may raise, to stop: no part is half made then."""
+    """A job whose input is listed. `on_done` may raise to stop; no part is half written then."""
 
     sizes: list[int]  # images of each shard
-    damaged_files: int  # files of the input that could not be listed to their end
+    damaged_files: int  # input files whose listing failed part way
 
     def plan(self) -> None:
-        """Begins the output. Raises Conflict where something else is, or is being made."""
+        """Starts the output. Raises Conflict if another output, finished or not, is at its path."""
         ...
 
     def check(self) -> None:
-        """Checks that the input is the one that was planned. Raises InputChanged, OtherSettings,
+        """Checks that the input has not changed since `plan`. Raises InputChanged, OtherSettings,
         OutputGone.
         """
         ...
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        """Writes one shard; does nothing where it is there. Returns how many of its images have no
-        result.
+        """Writes one shard unless it exists. Returns the number of its images without a result.
 
-        Raises InputChanged, OtherSettings, OutputGone, and Conflict where a file of its images
-        changed meanwhile. Raises Unavailable, except at the last try, where the file system did not
-        give some: a passing fault must not cost them.
+        Raises InputChanged, OtherSettings, OutputGone, and Conflict if an image file changed
+        meanwhile. If the file system failed to read some images, raises Unavailable so that the
+        caller retries; at the last try, these images have no result.
         """
         ...
 
     def publish(self, on_done: OnDone) -> None:
-        """Puts the output in its place, and makes missing shards first; does nothing where it is
-        there.
+        """Makes missing shards, then moves the output to its path; does nothing if it is published.
 
         For a collection `on_done` is called with (done, 0): first with the images that it holds,
         those without an embedding included, and then, from the number of all images on, with those
         that its index is made of.
 
-        Raises InvalidInput where no image could be used.
+        Raises InvalidInput if no image was usable.
         """
         ...
 
@@ -117,15 +115,15 @@ def open_shards(
     part_entries: int | None = None,
     check_files: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Shards:
-    """Lists the input of a job and cuts it into shards of `part_entries` images, or as many as
-    `choose_part_entries` says; that of `curate` is one shard.
+    """Lists the input of a job and splits it into shards of `part_entries` images, by default
+    `choose_part_entries`; a `curate` job is one shard.
 
-    owner: owner of the unfinished output, all of which is in `draft_path(job.output)`.
-    check_files: called with the files of a shard before they are read; `make` passes on what it
-    raises.
+    owner: owner of the unfinished output, which is entirely in `draft_path(job.output)`.
+    check_files: called with the files of a shard before they are read; its errors pass through
+    `make`.
 
-    Raises NotFound or InvalidInput for a missing or empty input, ConfigInvalid where labels lack
-    centers of the model or images are at URLs and fetching is off.
+    Raises NotFound or InvalidInput for a missing or empty input, ConfigInvalid if labels lack
+    centers of the model, or if images are at URLs and fetching is off.
     """
     out = artifact_path(job.output)
     if job.kind == "curate":
@@ -179,7 +177,7 @@ def _labeling(
 
 
 def _urls(job: LabelJob, equipment: Equipment) -> UrlOptions | None:
-    """Returns how the images of a job are fetched; None where they are not."""
+    """Returns the settings for fetching a job's images; None if fetching is off."""
     if equipment.urls is not None:
         return replace(equipment.urls, column=job.url_column)
     if job.url_column is not None:
@@ -201,9 +199,9 @@ def _curate_inputs(job: LabelJob, equipment: Equipment) -> CurateInputs:
 
 
 def discard(job: LabelJob, *, owner: str) -> None:
-    """Removes the unfinished output of this owner; one that is finished, or another's, stays.
+    """Removes this owner's unfinished output; a finished output or another owner's output stays.
 
-    Raises Conflict where another process works in it, NotRemoved where the file system keeps it.
+    Raises Conflict if another process works in it, NotRemoved if the file system refuses.
     """
     out = artifact_path(job.output)
     ownership.discard_uploads(out, owner)

@@ -19,29 +19,27 @@ from mlcd.types import SampleKey
 
 
 class InputChanged(Conflict):
-    """The input is not the one that the shards were planned for: none can be made any more."""
+    """The input has changed since the shards were planned, so no shard can be made any more."""
 
     name = "input-changed"
 
 
 class OutputGone(Conflict):
-    """The unfinished output is not where it was begun: its disk may be away, and another one in its
-    place.
-    """
+    """The unfinished output is missing from its path: its disk may be unmounted or replaced."""
 
     name = "output-gone"
 
     @classmethod
     def of(cls, draft: Path) -> "OutputGone":
         return cls(
-            f"{draft} does not hold this work any more",
-            remedy="see whether its disk is there, then retry the job",
+            f"{draft} does not contain this work any more",
+            remedy="check that its disk is mounted, then retry the job",
         )
 
 
 class OtherSettings(ConfigInvalid):
-    """The shards were planned with another engine, precision or size: those who have these can go
-    on.
+    """The shards were planned with another engine, precision or size; only workers with the same
+    settings can continue.
     """
 
     name = "other-settings"
@@ -54,7 +52,7 @@ class Making(Protocol):
     sizes: list[int]
 
     def prepare(self, draft: Draft) -> None:
-        """Makes what every part needs, once before the first."""
+        """Makes what every part needs, once before the first part."""
         ...
 
     def has(self, draft: Draft, part: int) -> bool: ...
@@ -73,7 +71,7 @@ class Images(Protocol):
 
 
 class DraftShards:
-    """The `Shards` protocol over an artifact that is made in parts, which a subclass makes."""
+    """The `Shards` protocol over an artifact that is made in parts."""
 
     def __init__(self, making: Making, out: Path, owner: str, *, damaged_files: int) -> None:
         self._making, self._out, self._owner = making, out, owner
@@ -81,11 +79,11 @@ class DraftShards:
 
     def plan(self) -> None:
         if self.find_artifact() is None:
-            with self._enter(begins=True) as draft:
+            with self._enter(starts=True) as draft:
                 self._making.prepare(draft)
 
     def missing(self) -> list[int]:
-        """Returns the shards that are not made yet."""
+        """Returns the ids of the shards that are not made yet."""
         draft = self._draft()
         return [shard for shard in range(len(self.sizes)) if not self._making.has(draft, shard)]
 
@@ -102,12 +100,12 @@ class DraftShards:
             self._making.make(draft, shard, on_done)
 
     def _num_failed(self, draft: Draft, shard: int) -> int:
-        """Returns how many images of a shard failed."""
+        """Returns the number of images of a shard that failed."""
         del draft, shard
         return 0
 
     def _num_failed_of(self, artifact: Artifact, shard: int) -> int:
-        """Returns the same where the artifact is published."""
+        """Returns `_num_failed` from the published artifact."""
         del artifact, shard
         return 0
 
@@ -137,17 +135,17 @@ class DraftShards:
         return find_published(self._out, self._making.request)
 
     def _draft(self) -> Draft:
-        """Returns the draft; raises InputChanged or OtherSettings where it was begun for other
+        """Returns the draft; raises InputChanged or OtherSettings if it was started for other
         input or settings.
         """
         draft = Draft(self._out, self._making.request, shared=True)
-        self._check_begun(draft)
+        self._check_request(draft)
         return draft
 
     @contextmanager
-    def _enter(self, *, begins: bool = False) -> Iterator[Draft]:
+    def _enter(self, *, starts: bool = False) -> Iterator[Draft]:
         draft = self._draft()
-        if not begins and owner_of_draft(draft) != self._owner:
+        if not starts and owner_of_draft(draft) != self._owner:
             raise OutputGone.of(draft.path)
         try:
             with draft:
@@ -158,20 +156,21 @@ class DraftShards:
             refuse_full_disk(error, self._out)
             raise
 
-    def _check_begun(self, draft: Draft) -> None:
-        begun = draft.read_request()
-        if begun is None or owner_of_draft(draft) != self._owner:
-            return  # the draft itself refuses the work of others
+    def _check_request(self, draft: Draft) -> None:
+        stored = draft.read_request()
+        if stored is None or owner_of_draft(draft) != self._owner:
+            return  # entering the draft refuses another owner's work
         ours = json.loads(json.dumps(self._making.request.identity()))
-        if begun["parents"] != ours["parents"]:
+        if stored["parents"] != ours["parents"]:
             raise InputChanged(
                 "the input has changed since the work was planned",
-                remedy="begin again, with another output",
+                remedy="start again, with another output",
             )
-        if begun != ours:
+        if stored != ours:
             raise OtherSettings(
-                f"it was begun with {_settings_of(begun)}, and this is {_settings_of(ours)}",
-                remedy="start a worker with the settings that it was begun with",
+                f"the work was started with {_settings_of(stored)},"
+                f" this worker has {_settings_of(ours)}",
+                remedy="start a worker with the settings that the work was started with",
             )
 
 
@@ -205,23 +204,23 @@ class PartShards(DraftShards):
             self._making.make(draft, shard, self._checking(shard, on_done, is_last_try=is_last_try))
 
     def _checking(self, shard: int, on_done: OnDone, *, is_last_try: bool) -> OnDone:
-        """Returns an `on_done` that checks the files once more when all are read and nothing is
+        """Returns an `on_done` that checks the files again when all are read, before anything is
         written.
         """
-        source, checked = self._images.source, False
-        before = len(source.faults)
+        source, is_checked = self._images.source, False
+        num_faults_before = len(source.faults)
 
         def check_and_report(done: int, errors: int) -> None:
-            nonlocal checked
-            if done == self.sizes[shard] and not checked:
-                checked = True
+            nonlocal is_checked
+            if done == self.sizes[shard] and not is_checked:
+                is_checked = True
                 source.check_unchanged(self._images.entries(shard))
-                if len(source.faults) > before and not is_last_try:
+                if len(source.faults) > num_faults_before and not is_last_try:
                     raise Unavailable(
-                        f"{len(source.faults) - before} images could not be read,"
-                        f" the first {source.faults[before]}",
-                        remedy="see whether their disk is there,"
-                        " and whether the worker may read them",
+                        f"{len(source.faults) - num_faults_before} images could not be read,"
+                        f" the first {source.faults[num_faults_before]}",
+                        remedy="check that their disk is mounted,"
+                        " and that the worker may read them",
                     )
             on_done(done, errors)
 

@@ -26,7 +26,11 @@ _COPY_OF: Final = ".copy-of"  # in a draft: the digest of the artifact that is b
 
 @dataclass(frozen=True)
 class Synced:
-    """The outcome. files: of the artifact. copied, copied_bytes: those that were not there yet."""
+    """The result of a sync.
+
+    files: number of files in the artifact. copied, copied_bytes: number of newly copied files, and
+    their bytes.
+    """
 
     digest: str
     kind: str
@@ -38,10 +42,11 @@ class Synced:
 def sync(source: Location, target: Location, reporter: Stages) -> Synced:
     """Copies the artifact at `source` to `target`, and compares every byte there with the manifest.
 
-    Files beside it that no manifest lists, such as given names, are copied where they are missing.
-    Raises NotFound for a missing source, ArtifactInvalid for a damaged one, Conflict
-    where something else is at the target, InvalidInput for one inside the source, Unavailable
-    where a store cannot be reached.
+    Unlisted files in the source, such as names that users gave to clusters, are copied if the
+    target lacks them.
+    Raises NotFound if the source is missing, ArtifactInvalid if it is damaged,
+    Conflict if the target contains something else, InvalidInput if the target is inside the source,
+    Unavailable if a store is unreachable.
     """
     origin, destination = Directory.at(source), Directory.at(target)
     if origin.contains(destination):
@@ -69,8 +74,8 @@ def _sync_to_disk(origin: Directory, out: Path, listed: ListedFiles, reporter: S
         )
     draft = draft_path(out)
     with _hold_draft(draft, listed.artifact.digest):
-        copied = Directory.at(draft)
-        synced = _copy(origin, copied, copied.sizes(), listed, reporter)
+        copy = Directory.at(draft)
+        synced = _copy(origin, copy, copy.sizes(), listed, reporter)
         write_synced(draft / MANIFEST, listed.manifest)
         (draft / _COPY_OF).unlink()
         draft.rename(out)
@@ -80,7 +85,7 @@ def _sync_to_disk(origin: Directory, out: Path, listed: ListedFiles, reporter: S
 
 @contextmanager
 def _hold_draft(draft: Path, digest: str) -> Iterator[None]:
-    """Holds the draft of a copy of this artifact. Raises Conflict for a draft of another."""
+    """Locks the draft of a copy of this artifact. Raises Conflict for any other draft."""
     draft.parent.mkdir(parents=True, exist_ok=True)
     descriptor = lock_directory(draft, fcntl.LOCK_EX)
     try:
@@ -98,19 +103,19 @@ def _hold_draft(draft: Path, digest: str) -> Iterator[None]:
 
 
 def _check_target(target: Directory, sizes: dict[str, int], listed: ListedFiles) -> None:
-    """Raises Conflict where the target holds other files."""
+    """Raises Conflict if the target contains another artifact or unlisted files."""
     if MANIFEST in sizes:
         artifact = parse_manifest(target.read(MANIFEST), Path(target.location))
         if artifact.digest != listed.artifact.digest:
             raise Conflict(
-                f"{target.location} holds another artifact, of digest {artifact.digest[:12]}",
+                f"{target.location} contains another artifact, with digest {artifact.digest[:12]}",
                 remedy="give another target, or remove it",
             )
         return
-    strange = sorted(sizes.keys() - listed.files.keys())
-    if strange:
+    unlisted = sorted(sizes.keys() - listed.files.keys())
+    if unlisted:
         raise Conflict(
-            f"{target.location} holds other files, such as {strange[0]}",
+            f"{target.location} contains other files, such as {unlisted[0]}",
             remedy="give an empty or new target",
         )
 
@@ -124,7 +129,7 @@ def _copy(
 ) -> Synced:
     """Copies every file except the manifest, and returns the counts."""
 
-    def is_there(name: str) -> bool:
+    def is_copied(name: str) -> bool:
         entry = listed.files[name]
         if sizes.get(name) == entry.size_bytes and target.measure(name) == entry:
             return True
@@ -134,9 +139,10 @@ def _copy(
             target.check(name, target.measure(name), entry)
         raise Conflict(
             f"{target.location}/{name} differs from {origin.location}/{name}",
-            remedy="remove the one that is out of date, and run the same command again",
+            remedy="remove the outdated file, and run the same command again",
         )
 
-    num, num_bytes = copy_files(listed, origin, target, is_there, reporter)
+    num_copied, copied_bytes = copy_files(listed, origin, target, is_copied, reporter)
     artifact = listed.artifact
-    return Synced(artifact.digest, artifact.kind, len(listed.files) + 1, num, num_bytes)
+    num_files = len(listed.files) + 1  # the manifest
+    return Synced(artifact.digest, artifact.kind, num_files, num_copied, copied_bytes)

@@ -1,6 +1,4 @@
-"""A walk from an artifact to everything it was made from, which compares every byte with the
-manifests.
-"""
+"""Verifies an artifact and everything it was made from: compares every byte with the manifests."""
 
 import hashlib
 import os
@@ -49,7 +47,7 @@ def verify(directory: Path) -> Iterator[Finding]:
     )
     if not manifests:
         raise ArtifactInvalid(
-            f"{directory} must hold an artifact, found no {MANIFEST}",
+            f"{directory} must contain an artifact, found no {MANIFEST}",
             remedy="give a directory made by an mlcd command",
         )
     visited: dict[Path, Artifact] = {}
@@ -80,7 +78,7 @@ def _walk(path: Path, visited: dict[Path, Artifact]) -> Iterator[Finding]:
 
 
 def _check_given_names(centers: Artifact) -> None:
-    """Checks given names and their evidence by reading them, because they are in no manifest."""
+    """Checks given names and their evidence by reading them, because no manifest lists them."""
     num_centers = len(np.load(centers.file("sizes.npy"), allow_pickle=False))
     given_names = read_given_names(centers, num_centers)
     if given_names is not None and given_names.evidence is not None:
@@ -88,23 +86,27 @@ def _check_given_names(centers: Artifact) -> None:
 
 
 def _check_triton_config(version: Artifact) -> None:
-    """Checks the copy of config.pbtxt that Triton reads above the versions: it must be that of the
-    newest.
+    """Checks the config.pbtxt that Triton reads, above the versions: it must equal the newest
+    version's config.pbtxt.
     """
-    numbers = [int(path.parent.name) for path in version.path.parent.glob(f"[0-9]*/{MANIFEST}")]
-    shown, newest_config = version.path.parent / "config.pbtxt", version.file("config.pbtxt")
-    if version.config["version"] == max(numbers) and (
-        not shown.is_file() or shown.read_bytes() != newest_config.read_bytes()
+    versions = [int(path.parent.name) for path in version.path.parent.glob(f"[0-9]*/{MANIFEST}")]
+    served_config, newest_config = (
+        version.path.parent / "config.pbtxt",
+        version.file("config.pbtxt"),
+    )
+    if version.config["version"] == max(versions) and (
+        not served_config.is_file() or served_config.read_bytes() != newest_config.read_bytes()
     ):
         raise ArtifactInvalid(
-            f"{shown} is not that of its newest version", remedy=f"copy {newest_config} there"
+            f"{served_config} must equal the newest version's, {newest_config}",
+            remedy=f"copy {newest_config} there",
         )
 
 
 def _walk_parent(
     artifact: Artifact, parent: Parent, visited: dict[Path, Artifact]
 ) -> Iterator[Finding]:
-    # A checkpoint is inside its run and states its parents relative to the run.
+    # A checkpoint is inside its run, and its manifest gives parents relative to the run.
     bases = (
         (artifact.path, *artifact.path.resolve().parents[:2])
         if artifact.kind == "checkpoint"
@@ -139,7 +141,7 @@ def _walk_parent(
 
 
 def _check_collection(path: Path) -> Finding:
-    """Checks the vector of every item that the index holds, and every thumbnail."""
+    """Checks the vector of every item in the index, and every thumbnail."""
     try:
         with Collection.open(path, read_only=True) as collection:
             collection.check_vectors()
@@ -150,13 +152,13 @@ def _check_collection(path: Path) -> Finding:
 
 
 def _check_weights(places: list[Path], artifact: Artifact, parent: Parent) -> Finding:
-    """Checks files of another project by the digest over all that decide the model."""
+    """Checks third-party weights by the digest over all files that determine the model."""
     path = next((place.resolve() for place in places if place.exists()), None)
     if path is None:
         return Finding(parent.path, "weights", False, "not on this machine, not checked")
     if digest_of_weights(str(path)) != parent.digest:
         raise ArtifactInvalid(
-            f"{path} does not hold the weights that {artifact.path} was made from"
+            f"{path} does not contain the weights that {artifact.path} was made from"
         )
     return Finding(str(path), "weights", True, f"digest {parent.digest[:12]}")
 
@@ -167,7 +169,9 @@ def _check_texts(artifact: Artifact, parent: Parent) -> Finding:
     if not path.is_file():
         return Finding(parent.path, "texts", False, "not on this machine, not checked")
     if measure(path).sha256 != parent.digest:
-        raise ArtifactInvalid(f"{path} does not hold the texts that {artifact.path} was made from")
+        raise ArtifactInvalid(
+            f"{path} does not contain the texts that {artifact.path} was made from"
+        )
     return Finding(str(path), "texts", True, f"digest {parent.digest[:12]}")
 
 
@@ -179,14 +183,14 @@ def _check_urls(artifact: Artifact, location: str, parent: Parent) -> Finding:
         return Finding(parent.path, "images", False, "not on this machine, not checked")
     if source.listing_digest() != parent.digest:
         raise ArtifactInvalid(
-            f"{location} does not hold the URLs that {artifact.path} was made from"
+            f"{location} does not contain the URLs that {artifact.path} was made from"
         )
     return Finding(location, "images", True, f"{len(source.entries)} URLs, nothing fetched")
 
 
 def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:
-    """Checks each image against the digest stored with its embedding; of a collection, the names
-    and sizes of all.
+    """Checks each image against the digest stored with its embedding; for a collection, checks only
+    the names and sizes of its images.
     """
     if artifact.kind not in ("embeddings", "labels", "collection-index"):
         return Finding(
@@ -204,7 +208,7 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
     if artifact.kind == "collection-index":
         if source.listing_digest() != parent.digest:
             raise ArtifactInvalid(
-                f"{location} does not hold the images that {artifact.path} was made from"
+                f"{location} does not contain the images that {artifact.path} was made from"
             )
         return Finding(location, "images", True, f"names and sizes of {len(source.entries)} images")
     table = (LabelTable if artifact.kind == "labels" else EmbeddingsArtifact).open(artifact.path)

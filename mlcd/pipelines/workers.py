@@ -1,5 +1,5 @@
-"""The worker processes of one machine: each gets its task, reports its progress, and ends with the
-parent.
+"""Worker processes on one machine. Each receives its task, reports progress, and ends with its
+parent process.
 
 The parent's message is the task. A worker's messages are {"part", "done"}, or {"bug"} with the
 traceback of an unexpected error.
@@ -25,7 +25,7 @@ from mlcd.child import (
 )
 from mlcd.errors import MlcdError, Unavailable
 
-_PATIENCE: Final = 3  # deaths for each worker, without any progress in between, before we give up
+_MAX_DEATHS_PER_WORKER: Final = 3  # without any progress in between
 
 _Process: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -39,43 +39,43 @@ def run_workers(
     finished: Callable[[], bool],
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Runs `python -m module` that many times until `finished`; a killed process is replaced.
+    """Runs `num_workers` times `python -m module` until `finished`; replaces a killed process.
 
-    num_threads: those of each worker. on_progress: is called with (part, done in it). Raises what a
-    worker raised, and Unavailable where workers are killed over and over.
+    num_threads: number of threads per worker. on_progress: called with (part, number done in it).
+    Raises a worker's error, and Unavailable if workers are killed repeatedly.
     """
-    crew = _Crew(module, task, num_threads)
+    pool = _WorkerPool(module, task, num_threads)
     deaths = 0
     try:
         for _ in range(num_workers):
-            crew.start()
-        while crew.alive:
-            process, line = crew.lines.get()
+            pool.start()
+        while pool.alive:
+            process, line = pool.lines.get()
             if (message := from_line(line)) is not None:
                 _raise_if_bug(message)
                 deaths = 0
                 on_progress(message["part"], message["done"])
                 continue
-            crew.bury(process)
-            if not finished() and (process.returncode < 0 or not crew.alive):
+            pool.remove(process)
+            if not finished() and (process.returncode < 0 or not pool.alive):
                 deaths += 1
-                if deaths > _PATIENCE * num_workers:
+                if deaths > _MAX_DEATHS_PER_WORKER * num_workers:
                     raise Unavailable(
-                        "the workers were killed over and over",
-                        remedy="run again with fewer: memory may be short",
+                        "the workers were killed repeatedly",
+                        remedy="run again with fewer workers: memory may be short",
                     )
-                crew.start()
+                pool.start()
     finally:
-        crew.dismiss()
+        pool.kill_all()
 
 
-class _Crew:
-    """The living workers, and the lines that they write; no line is the last of one that ended."""
+class _WorkerPool:
+    """The running workers, and the lines they write; an empty line means that a worker ended."""
 
     def __init__(self, module: str, task: Mapping[str, Any], num_threads: int) -> None:
         self._command = child_command(module)
         self._task = to_line(dict(task))
-        # The BLAS of numpy and torch reads it only when it is loaded.
+        # The BLAS of numpy and torch reads OMP_NUM_THREADS only when the library is loaded.
         # the child's environment, as in demo
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}  # noqa: TID251
         self.alive: set[_Process] = set()
@@ -99,19 +99,19 @@ class _Crew:
     def _listen(self, process: _Process) -> None:
         assert process.stdout is not None
         with process.stdout:
-            # otherwise it was killed while it wrote
+            # a line without its end: the worker was killed while it wrote
             while (line := process.stdout.readline()).endswith(b"\n"):
                 self.lines.put((process, line))
         process.wait()
         self.lines.put((process, b""))
 
-    def bury(self, process: _Process) -> None:
-        """Raises where the worker ended by itself with a failure that it could not report."""
+    def remove(self, process: _Process) -> None:
+        """Removes an ended worker. Raises RuntimeError if it failed without reporting the error."""
         self.alive.discard(process)
         if process.returncode > 0:
             raise RuntimeError(f"a worker ended with status {process.returncode}")
 
-    def dismiss(self) -> None:
+    def kill_all(self) -> None:
         for process in self.alive:
             process.kill()
         for process in self.alive:
@@ -124,7 +124,7 @@ def _raise_if_bug(message: Message) -> None:
 
 
 def serve_as_worker(work: Callable[[dict[str, Any], Callable[[int, int], None]], None]) -> None:
-    """Serves as the worker: does the task, and reports progress (part, done) and errors."""
+    """Runs the worker: performs the task, and reports progress (part, done) and errors."""
 
     def perform(task: Message, parent: Parent) -> None:
         try:

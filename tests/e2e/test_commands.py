@@ -135,7 +135,7 @@ def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp
         with pytest.raises(ArtifactInvalid, match=path.name):
             list(verify(copy))
         path.write_bytes(original)
-    refuse("verify", digits, contains="must hold an artifact")
+    refuse("verify", digits, contains="must contain an artifact")
 
 
 def test_json_lines_are_for_machines(digits, tmp_path):

@@ -152,9 +152,9 @@ def test_what_is_damaged_or_something_else_is_told(used, artifact, tmp_path):
     other = make(tmp_path / "other", seed=7)
     sync(other, "s3://bucket/other/one", SILENT)
     files = used.filesystem()
-    with pytest.raises(Conflict, match="holds another artifact, of digest"):
+    with pytest.raises(Conflict, match="contains another artifact, with digest"):
         sync(artifact, "s3://bucket/other/one", SILENT)
-    with pytest.raises(Conflict, match=r"holds other files, such as one/child/"):
+    with pytest.raises(Conflict, match=r"contains other files, such as one/child/"):
         sync(artifact, "s3://bucket/other", SILENT)
     files.pipe_file("bucket/other/one/part-3", b"x" * 1003)
     with pytest.raises(ArtifactInvalid, match=r"one/part-3 differs from its manifest"):

@@ -185,7 +185,7 @@ def test_other_texts_under_the_same_name_are_found(tmp_path, encoder):
     file = written(tmp_path, "txt", [(None, "a cat")])
     made = pipeline.embed_texts(read_texts(file), encoder, tmp_path / "out", SILENT)
     file.write_text("a dog\n")
-    with pytest.raises(ArtifactInvalid, match="does not hold the texts"):
+    with pytest.raises(ArtifactInvalid, match="does not contain the texts"):
         list(verify(made.path))
     file.unlink()
     assert [finding.checked for finding in verify(made.path)] == [True, False]

@@ -191,7 +191,7 @@ def test_what_is_there_is_left_alone_and_the_rest_made_up_for(model, later_model
     write(later_model, out, version=2)
     wanted = (out / "m" / "config.pbtxt").read_bytes()
     (out / "m" / "config.pbtxt").write_bytes(earlier)
-    with pytest.raises(ArtifactInvalid, match=r"config\.pbtxt is not that of its newest version"):
+    with pytest.raises(ArtifactInvalid, match=r"config\.pbtxt must equal the newest version"):
         list(verify(out))
     write(later_model, out, version=2)
     assert (out / "m" / "config.pbtxt").read_bytes() == wanted

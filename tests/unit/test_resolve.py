@@ -187,7 +187,7 @@ def test_verify_walks_back_to_the_weights(weights, tmp_path):
     write_hf(tower(SIZES[1], seed=3), weights)
     from mlcd.errors import ArtifactInvalid
 
-    with pytest.raises(ArtifactInvalid, match="does not hold the weights"):
+    with pytest.raises(ArtifactInvalid, match="does not contain the weights"):
         list(verify(tmp_path / "model"))
 
 

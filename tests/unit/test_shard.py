@@ -294,7 +294,7 @@ def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_p
         ("images", True),
     ]
     (images / "9" / "0009.png").unlink()
-    with pytest.raises(ArtifactInvalid, match="does not hold the images"):
+    with pytest.raises(ArtifactInvalid, match="does not contain the images"):
         list(verify(tmp_path / "out"))
 
 
@@ -306,9 +306,9 @@ def test_two_indexes_and_whatever_has_a_name_like_theirs_do_not_meet(images, equ
     (tmp_path / "out.embeddings" / "mine").write_text("a user's")
     shards = first()
     shards.plan()
-    with pytest.raises(Conflict, match="holds something else"):
+    with pytest.raises(Conflict, match="contains something else"):
         second().plan()
-    with pytest.raises(Conflict, match="does not hold this work"):
+    with pytest.raises(Conflict, match="does not contain this work"):
         second().make(0, nothing)
     discard(wanted, owner="two")
     finish(shards)
@@ -542,7 +542,8 @@ def test_other_settings_are_told_from_another_input(images, equipment, tmp_path)
     wanted = wanted_job("embed", images, tmp_path)
     opened(wanted, equipment).plan()
     with pytest.raises(
-        ConfigInvalid, match=r"it was begun with .*part_entries 24.*, and this is .*part_entries 7"
+        ConfigInvalid,
+        match=r"was started with .*part_entries 24.*, this worker has .*part_entries 7",
     ):
         opened(wanted, equipment, part_entries=7).make(0, nothing)
     with pytest.raises(Conflict, match="contains unfinished work on other input or settings"):

@@ -80,7 +80,7 @@ def test_an_output_whose_disk_went_away_is_not_begun_anew_elsewhere(job, equipme
     away = out.parent if gone == "parent" else draft_path(out)
     shutil.move(away, away.with_name("away"))
     for step in (lambda: shards.make(1, nothing), lambda: shards.publish(nothing)):
-        with pytest.raises(OutputGone, match="does not hold this work any more"):
+        with pytest.raises(OutputGone, match="does not contain this work any more"):
             step()
     assert not away.exists()
     shutil.move(away.with_name("away"), away)

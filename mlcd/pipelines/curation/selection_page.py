@@ -15,10 +15,10 @@ from mlcd.images.source import Source
 from mlcd.pipelines.curation.decisions import DUPLICATE, REASONS, Decisions
 
 PAGE: Final = "report.html"
-_EXAMPLES: Final = 24  # of each reason
-_GROUPS: Final = 40  # the largest
-_OF_A_GROUP: Final = 12
-_SIDE: Final = 128
+_IMAGES_PER_REASON: Final = 24
+_MAX_GROUPS: Final = 40  # only the largest groups are shown
+_MAX_IMAGES_PER_GROUP: Final = 12
+_SIDE: Final = 128  # pixels of a thumbnail
 _HEAD: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>What is left out</title>
 <meta http-equiv="Content-Security-Policy"
@@ -38,10 +38,10 @@ img{max-width:8rem;max-height:8rem;display:block}
 def selection_page(decisions: Decisions, source: Source, entries: Entries) -> str:
     """Returns the page, with up to 24 pictures for each reason and the largest groups.
 
-    entries: the image of each decision.
+    entries: the image that each decision is about.
     """
     examples = {
-        reason: _spread(np.flatnonzero(decisions.reasons == reason))
+        reason: _pick_evenly(np.flatnonzero(decisions.reasons == reason))
         for reason in REASONS
         if reason != DUPLICATE
     }
@@ -49,21 +49,20 @@ def selection_page(decisions: Decisions, source: Source, entries: Entries) -> st
     shown = np.unique(np.concatenate([*examples.values(), *groups, np.empty(0, np.int64)]))
     pictures = dict(zip(shown.tolist(), _pictures(source, entries.select(shown)), strict=True))
 
-    def row(numbers: Iterable[int]) -> str:
+    def figure_row(rows: Iterable[int]) -> str:
         figures = "".join(
-            f'<figure class="{"kept" if decisions.keep[number] else ""}">{pictures[number]}'
-            f"</figure>"
-            for number in numbers
+            f'<figure class="{"kept" if decisions.keep[row] else ""}">{pictures[row]}</figure>'
+            for row in rows
         )
         return f'<div class="row">{figures}</div>'
 
     parts = [_HEAD, _counts(decisions)]
-    for reason, numbers in examples.items():
-        if len(numbers):
-            parts += [f"<h2>{reason}</h2>", row(numbers.tolist())]
+    for reason, rows in examples.items():
+        if len(rows):
+            parts += [f"<h2>{reason}</h2>", figure_row(rows.tolist())]
     if groups:
         parts.append("<h2>groups of near duplicates</h2><p>What is kept has a green frame.</p>")
-        parts += [row(group.tolist()) for group in groups]
+        parts += [figure_row(group.tolist()) for group in groups]
     return "\n".join([*parts, "</body></html>\n"])
 
 
@@ -76,18 +75,18 @@ def _counts(decisions: Decisions) -> str:
     return f"<h1>What is left out</h1><table>{rows}</table>"
 
 
-def _spread(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns a few of the rows, from the first to the last."""
-    if len(rows) <= _EXAMPLES:
+def _pick_evenly(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns at most _IMAGES_PER_REASON evenly spaced rows."""
+    if len(rows) <= _IMAGES_PER_REASON:
         return rows
-    return rows[np.linspace(0, len(rows) - 1, _EXAMPLES).astype(np.int64)]
+    return rows[np.linspace(0, len(rows) - 1, _IMAGES_PER_REASON).astype(np.int64)]
 
 
 def _largest_groups(groups: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Returns the first members of the largest groups, the largest first."""
     sizes = np.bincount(groups[groups >= 0])
-    largest = np.argsort(-sizes, kind="stable")[:_GROUPS]
-    return [np.flatnonzero(groups == number)[:_OF_A_GROUP] for number in largest]
+    largest = np.argsort(-sizes, kind="stable")[:_MAX_GROUPS]
+    return [np.flatnonzero(groups == group)[:_MAX_IMAGES_PER_GROUP] for group in largest]
 
 
 def _pictures(source: Source, entries: Entries) -> Iterator[str]:

@@ -11,15 +11,15 @@ from mlcd.errors import Unavailable
 from mlcd.pipelines.ray.session import RayOptions, check_version, hide_gpus, raise_cause
 from mlcd.version import __version__
 
-_TRIES: Final = 10  # of a call, where nodes are lost
-_UNDER_WAY: Final = 3  # calls for each worker: one at work, and others whose input is on its way
-_LOOK_S: Final = 10.0
+_MAX_RETRIES: Final = 10  # of a call whose node is lost
+_CALLS_PER_WORKER: Final = 3  # one runs while the input of the next is transferred
+_WAIT_S: Final = 10.0
 
 
 class RayCalls:
     """The calls of functions on the connected cluster.
 
-    on_wait: called once with a line for people where the cluster is full.
+    on_wait: called once with a message for the user if the cluster is full.
     """
 
     def __init__(
@@ -31,36 +31,36 @@ class RayCalls:
         self.num_workers = options.num_workers(resources)
         self.memory_bytes = options.memory_bytes(resources)
         self.num_threads = options.num_threads
-        # before all others: where it has no room, none has
+        # submitted first: if the cluster has no room for it, no call has started
         self._probe = self.call(int)
 
     def share(self, value: Any) -> Any:
-        """Puts a value where every call may have it, and returns its reference."""
+        """Stores a value on the cluster for all calls, and returns its reference."""
         return self._ray.put(value)
 
     def call(self, function: Callable[..., Any], *arguments: Any, num_returns: int = 1) -> Any:
-        """Begins `function(*given)` in a worker and returns the reference of its result, or of
-        each of several; references among the given stand for their values.
+        """Submits `function(*arguments)` to a worker. Returns the reference of its result, or of
+        each of its results; references among `arguments` are replaced by their values.
         """
         return self._submit(self._options.demand, num_returns, function, arguments)
 
     def reduce(self, function: Callable[..., Any], *arguments: Any, num_returns: int = 1) -> Any:
-        """Begins a call, as `call` does, of a function that only joins results of others."""
+        """Submits a call, as `call` does, of a function that only combines other results."""
         return self._submit({"num_cpus": 0}, num_returns, function, arguments)
 
     def result(self, call: Any) -> Any:
-        """Returns the result of a call. Raises its error, and Unavailable where its workers are
-        lost over and over.
+        """Returns the result of a call. Raises its error, and Unavailable if its workers are
+        lost repeatedly.
         """
         if self._probe is not None:
-            self._look_for_room(call)
+            self._warn_if_full(call)
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
             raise_cause(error.cause)
         except self._ray.exceptions.RayError as error:
             raise Unavailable(
-                f"the workers on Ray are lost over and over ({str(error).splitlines()[0]})",
+                f"the workers on Ray are lost repeatedly ({str(error).splitlines()[0]})",
                 remedy="give each worker a larger share of a node (--cpus, --memory), and run"
                 " again",
             ) from error
@@ -68,17 +68,17 @@ class RayCalls:
     def map(
         self, function: Callable[..., Any], items: Iterable[Any], *common: Any
     ) -> Iterator[Any]:
-        """Yields `function(item, *common)` of each item, in order; some calls are under way."""
+        """Yields `function(item, *common)` of each item, in order; a few calls run ahead."""
         calls: deque[Any] = deque()
         for item in items:
-            if len(calls) >= _UNDER_WAY * self.num_workers:
+            if len(calls) >= _CALLS_PER_WORKER * self.num_workers:
                 yield self.result(calls.popleft())
             calls.append(self.call(function, item, *common))
         while calls:
             yield self.result(calls.popleft())
 
     def in_a_tree(self, function: Callable[[Any, Any], Any], values: list[Any]) -> Any:
-        """Joins pairs of values, and pairs of these, on the cluster; returns the reference."""
+        """Reduces values pairwise, in a tree, on the cluster; returns the result's reference."""
         while len(values) > 1:
             pairs = [values[first : first + 2] for first in range(0, len(values), 2)]
             values = [self.reduce(function, *pair) if len(pair) == 2 else pair[0] for pair in pairs]
@@ -93,17 +93,20 @@ class RayCalls:
     ) -> Any:
         kind = (*demand.items(), num_returns)
         if kind not in self._kinds:  # Ray stores each once on the cluster
-            options = {**demand, "max_retries": _TRIES, "num_returns": num_returns}
+            options = {**demand, "max_retries": _MAX_RETRIES, "num_returns": num_returns}
             self._kinds[kind] = self._ray.remote(**options)(run_here)
         return self._kinds[kind].remote(__version__, self._options.gpus, function, *arguments)
 
-    def _look_for_room(self, call: Any) -> None:
-        """Waits for the first call, and tells people where none has begun."""
-        if not self._ray.wait([call], num_returns=1, timeout=_LOOK_S)[0] and not self._has_begun():
+    def _warn_if_full(self, call: Any) -> None:
+        """Waits for the first call, and warns the user if no call has started."""
+        if (
+            not self._ray.wait([call], num_returns=1, timeout=_WAIT_S)[0]
+            and not self._has_started()
+        ):
             self._on_wait(self._options.no_room)
         self._probe = None
 
-    def _has_begun(self) -> bool:
+    def _has_started(self) -> bool:
         return bool(self._ray.wait([self._probe], num_returns=1, timeout=0)[0])
 
 

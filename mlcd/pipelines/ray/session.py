@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and what each of our workers takes of it."""
+"""The connection to a Ray cluster, and the resources that each worker requests from it."""
 
 import logging
 import os
@@ -22,12 +22,12 @@ _LEAST_CENTERS = 256  # of a block: with fewer, a call costs more than its work
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """The cluster and the workers that a command has there.
+    """The cluster and the workers that a command uses on it.
 
     address: `ray` for the cluster that Ray itself finds (RAY_ADDRESS, then one on this machine,
-    else one of this machine alone is started), or ray://HOST:PORT. workers: None for as many as
-    there is room for. cpus, gpus, memory_gib: those of one worker; None for its share of the
-    cluster's memory.
+    else Ray starts one on this machine), or ray://HOST:PORT. workers: number of workers; None for
+    as many as fit. cpus, gpus, memory_gib: resources of one worker; memory_gib None for its share
+    of the cluster's memory.
     """
 
     address: str = NEAREST
@@ -38,7 +38,7 @@ class RayOptions:
 
     @property
     def num_threads(self) -> int:
-        """The threads of one worker."""
+        """The number of threads of one worker."""
         return max(1, int(self.cpus))
 
     @property
@@ -51,10 +51,10 @@ class RayOptions:
 
     @property
     def no_room(self) -> str:
-        """The line for people where no worker begins."""
+        """The message for the user if no worker starts."""
         memory = "" if self.memory_gib is None else f" and {self.memory_gib:g} GiB"
         return (
-            f"no worker of {self.cpus:g} CPUs, {self.gpus:g} GPUs{memory} has begun yet; the"
+            f"no worker of {self.cpus:g} CPUs, {self.gpus:g} GPUs{memory} has started yet; the"
             " cluster may be full (`ray status`)"
         )
 
@@ -66,7 +66,7 @@ class RayOptions:
         return max(1, min(int(resources.get(k, 0) / least) for k, least in demand.items() if least))
 
     def memory_bytes(self, resources: dict[str, float]) -> float:
-        """Returns the memory of one worker: what was asked for, or its share by its CPUs."""
+        """Returns the bytes of memory of one worker: as requested, or in proportion to its CPUs."""
         if self.memory_gib is not None:
             return self.memory_gib * _GIB
         share = self.cpus / max(self.cpus, resources.get("CPU", 0))
@@ -74,7 +74,7 @@ class RayOptions:
 
 
 def centers_at_once(num: int, center_bytes: int, memory_bytes: float) -> int:
-    """Returns how many of `num` centers a worker holds at once: half of its memory is for them."""
+    """Returns how many of `num` centers fit in half of a worker's memory."""
     fit = int(memory_bytes / 2 / center_bytes)
     return min(num, max(_LEAST_CENTERS, fit))
 
@@ -88,26 +88,26 @@ def check_address(address: str) -> str:
 
 
 def raise_cause(cause: Exception) -> NoReturn:
-    """Raises the error of a call on the cluster: one for the user as it is."""
+    """Raises the error of a call on the cluster; an MlcdError is raised unchanged."""
     if isinstance(cause, MlcdError):
         raise cause
     raise RuntimeError("a worker on Ray failed") from cause
 
 
-def check_version(of_driver: str) -> None:
-    """Raises ConfigInvalid where this node has another version of mlcd than the driver: its parts
-    need not have the same bytes.
+def check_version(driver_version: str) -> None:
+    """Raises ConfigInvalid if this node's version of mlcd differs from the driver's, because its
+    parts might have other bytes.
     """
-    if of_driver != __version__:
+    if driver_version != __version__:
         raise ConfigInvalid(
-            f"a node of the Ray cluster has mlcd {__version__}, and the driver {of_driver}",
+            f"a node of the Ray cluster has mlcd {__version__}, and the driver {driver_version}",
             remedy="install one version on all of them",
         )
 
 
 def hide_gpus(num: float) -> None:
-    """Hides this machine's GPUs from this process where `num`, the GPUs of one worker, is 0. Ray
-    leaves them in sight of such a worker, and an engine would take one.
+    """Hides this machine's GPUs from this process if `num`, the GPUs of one worker, is 0. Ray
+    leaves the GPUs visible to such a worker, and an engine would use one.
     """
     if num == 0:
         os.environ[_VISIBLE] = ""  # noqa: TID251 - where CUDA reads it
@@ -115,7 +115,7 @@ def hide_gpus(num: float) -> None:
 
 @contextmanager
 def gpus_hidden(num: float) -> Iterator[None]:
-    """Hides them, as `hide_gpus` does, within the block."""
+    """Hides the GPUs, as `hide_gpus` does, within the block."""
     environment = os.environ  # noqa: TID251 - where CUDA reads it
     before = environment.get(_VISIBLE)
     hide_gpus(num)
@@ -128,7 +128,7 @@ def gpus_hidden(num: float) -> Iterator[None]:
 
 
 def require_ray() -> None:
-    """Raises ConfigInvalid where Ray is not installed."""
+    """Raises ConfigInvalid if Ray is not installed."""
     if find_spec("ray") is None:
         raise ConfigInvalid("--on ray needs the package ray", remedy=install_command("ray"))
 
@@ -136,10 +136,10 @@ def require_ray() -> None:
 @contextmanager
 def ray_session(address: str) -> Iterator[Any]:
     """Connects to the cluster and yields the module `ray`; everything started on it ends with
-    the block. Raises Unavailable where the cluster cannot be reached.
+    the block. Raises Unavailable if the cluster is unreachable.
     """
     require_ray()
-    # Ray reports its use to its maker unless the user's environment forbids it before the import.
+    # Ray reports usage to its vendor unless the user's environment forbids it before the import.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # noqa: TID251
     import ray
 
@@ -150,8 +150,8 @@ def ray_session(address: str) -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise Unavailable(
             f"the Ray cluster {address} cannot be reached ({str(error).splitlines()[0]})",
-            remedy="see `ray status` there; `ray stop` here forgets one that is gone; one that asks"
-            " for a token needs RAY_AUTH_MODE=token; both sides need one version of Ray",
+            remedy="see `ray status` there; `ray stop` here forgets a lost cluster; a cluster that"
+            " requires a token needs RAY_AUTH_MODE=token; both sides need one version of Ray",
         ) from error
     try:
         yield ray
