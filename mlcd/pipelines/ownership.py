@@ -42,7 +42,7 @@ def owner_of(path: Path) -> Any:
 
 
 def owner_of_draft(draft: Draft) -> Any:
-    """Returns the owner of a draft, or None if it has no owner."""
+    """Returns the owner of a draft, or None if it lacks one."""
     owner = draft.note(OWNER)
     return None if owner is None else json.loads(owner)
 

@@ -91,7 +91,7 @@ class Shards(Protocol):
 
         Raises InputChanged, OtherSettings, OutputGone, and Conflict if an image file changed
         meanwhile. If the file system failed to read some images, raises Unavailable so that the
-        caller retries; at the last try, these images have no result.
+        caller retries; at the last try, these images stay without a result.
         """
         ...
 

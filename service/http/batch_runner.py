@@ -393,7 +393,7 @@ def _give_up(drafts: _Drafts, batch: StoredBatch, lines: Iterator[_Line]) -> Sto
 
 
 def _finish(store: BatchStore, batch: StoredBatch, fault: InputFault | None = None) -> None:
-    """Publishes the files of a batch, and ends it. fault: why some lines have no answer."""
+    """Publishes the files of a batch, and ends it. fault: why some lines lack an answer."""
     names = {batch.output_file_id: "output", batch.error_file_id: "error"}
     counts = {batch.output_file_id: batch.output_bytes, batch.error_file_id: batch.error_bytes}
     for file_id, name in names.items():

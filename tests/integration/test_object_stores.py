@@ -167,7 +167,7 @@ def test_what_is_damaged_or_something_else_is_told(used, artifact, tmp_path):
         sync("s3://bucket/other/one", tmp_path / "back2", SILENT)
     assert sync(other, "s3://bucket/other/one", SILENT).copied == 1
     (other / "given.json").write_text("{}")
-    with pytest.raises(Conflict, match=r"given\.json differs from .*: remove the one that is out"):
+    with pytest.raises(Conflict, match=r"given\.json differs from .*: remove the outdated file"):
         sync(other, "s3://bucket/other/one", SILENT)
     (tmp_path / "taken").mkdir()
     with pytest.raises(Conflict, match="must be new or an artifact"):
