@@ -108,9 +108,10 @@ class BatchRunner:
         """
         try:
             while True:
-                with suppress(MlcdError):
-                    await self._begin_batches()
-                    await self._sweep()
+                if self._store.files.exists:
+                    with suppress(MlcdError):
+                        await self._begin_batches()
+                        await self._sweep()
                 await asyncio.sleep(BATCH_POLL_S)
         finally:
             tasks = [task for _, task in self._running.values()]

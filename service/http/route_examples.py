@@ -77,7 +77,7 @@ _EXAMPLES: Final = {
     ),
     "POST /v1/uploads/{upload_id}/cancel": ("-X POST", f"/v1/uploads/{_UPLOAD}/cancel"),
     "POST /v1/batches": (
-        f"{_JSON} -d @batch.json",
+        f"""{_JSON} -d '{{"input_file_id": "{_FILE}", "endpoint": "/v1/labels", "…": ""}}'""",
         "/v1/batches",
     ),
     "GET /v1/batches": ("", "/v1/batches"),

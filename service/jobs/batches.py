@@ -99,7 +99,6 @@ class BatchStore:
 
     def __init__(self, files: FileStore) -> None:
         self.files = files
-        self._database = files.database
 
     def create(
         self,
@@ -128,7 +127,7 @@ class BatchStore:
             new_id("file-"),
             new_id("file-"),
         )
-        with self._database.writing() as writer:
+        with self.files.database.writing() as writer:
             writer.execute(
                 "INSERT INTO batches VALUES (?, ?, 1, NULL, ?)", (batch.id, owner, _to_json(batch))
             )
@@ -136,7 +135,7 @@ class BatchStore:
 
     def find(self, batch_id: str, owner: str | None) -> StoredBatch:
         """Returns the batch. Raises NotFound where this owner lacks a batch of this id."""
-        rows = self._database.rows(
+        rows = self.files.database.rows(
             "SELECT record FROM batches WHERE id = ? AND owner IS ?", batch_id, owner
         )
         if not rows:
@@ -147,7 +146,7 @@ class BatchStore:
         self, owner: str | None, *, limit: int, after: str | None
     ) -> tuple[list[StoredBatch], bool]:
         """Returns some batches, newest first, and whether more follow. after: the last before."""
-        rows = self._database.rows(
+        rows = self.files.database.rows(
             "SELECT record FROM batches WHERE owner IS ? AND (? IS NULL OR id < ?)"
             " ORDER BY id DESC LIMIT ?",
             *(owner, after, after, limit + 1),
@@ -156,7 +155,7 @@ class BatchStore:
 
     def open_batches(self) -> list[StoredBatch]:
         """Returns the batches that have not ended, oldest first."""
-        rows = self._database.rows("SELECT record FROM batches WHERE is_open ORDER BY id")
+        rows = self.files.database.rows("SELECT record FROM batches WHERE is_open ORDER BY id")
         return [_BATCH.validate_json(record) for (record,) in rows]
 
     def cancel(self, batch_id: str, owner: str | None) -> StoredBatch:
@@ -175,7 +174,7 @@ class BatchStore:
 
     def update(self, batch_id: str, change: Callable[[StoredBatch], StoredBatch]) -> StoredBatch:
         """Changes a batch in one transaction, and returns it as it is then."""
-        with self._database.writing() as writer:
+        with self.files.database.writing() as writer:
             ((record,),) = writer.execute(
                 "SELECT record FROM batches WHERE id = ?", (batch_id,)
             ).fetchall()
@@ -210,13 +209,13 @@ class BatchStore:
 
     def sweep(self, keep_days: float) -> None:
         """Removes batches that ended long ago; their files expire by themselves."""
-        with self._database.writing() as writer:
+        with self.files.database.writing() as writer:
             writer.execute(
                 "DELETE FROM batches WHERE ended_s < ?", (time.time() - keep_days * DAY_S,)
             )
 
     def _has_ended(self, batch_id: str) -> bool:
-        rows = self._database.rows("SELECT is_open FROM batches WHERE id = ?", batch_id)
+        rows = self.files.database.rows("SELECT is_open FROM batches WHERE id = ?", batch_id)
         return not (rows and rows[0][0])
 
 

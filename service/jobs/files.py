@@ -14,6 +14,7 @@ import hashlib
 import os
 import secrets
 import sqlite3
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,13 +82,28 @@ class FileStore:
     """
 
     def __init__(self, folder: Path, settings: Files) -> None:
+        """The folder is made when a client first asks for files."""
         self.folder, self._settings = folder, settings
-        self.database = SqliteFile(
-            folder / "files.sqlite", _prepare, late=True, name="the table of files"
-        )
+        self._opening = threading.Lock()
+        self._database: SqliteFile | None = None
+
+    @property
+    def exists(self) -> bool:
+        """True once a client has asked for files or batches."""
+        return self.folder.is_dir()
+
+    @property
+    def database(self) -> SqliteFile:
+        """The table of files, uploads and batches."""
+        with self._opening:
+            if self._database is None:
+                path = self.folder / "files.sqlite"
+                self._database = SqliteFile(path, _prepare, late=True, name="the table of files")
+            return self._database
 
     def close(self) -> None:
-        self.database.close()
+        if self._database is not None:
+            self._database.close()
 
     def check_room(self, owner: str | None, num_bytes: int) -> None:
         """Raises TooLarge, QuotaExceeded, StorageFull for a file that does not fit."""

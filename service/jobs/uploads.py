@@ -47,7 +47,6 @@ class UploadStore:
 
     def __init__(self, files: FileStore) -> None:
         self.files = files
-        self._database = files.database
 
     def create(
         self, owner: str | None, filename: str, num_bytes: int, keep_s: float | None
@@ -58,7 +57,7 @@ class UploadStore:
         upload = Upload(
             new_id("upload_"), owner, filename, num_bytes, keep_s, now_s, now_s + UPLOAD_S
         )
-        with self._database.writing() as writer:
+        with self.files.database.writing() as writer:
             writer.execute("DELETE FROM uploads WHERE expires_s < ?", (now_s - UPLOAD_S,))
             writer.execute(
                 "INSERT INTO uploads VALUES (?, ?, ?, ?)",
@@ -68,7 +67,7 @@ class UploadStore:
 
     def find(self, upload_id: str, owner: str | None) -> Upload:
         """Returns the upload. Raises NotFound where this owner lacks an upload of this id."""
-        rows = self._database.rows(
+        rows = self.files.database.rows(
             "SELECT record FROM uploads WHERE id = ? AND owner IS ?", upload_id, owner
         )
         if not rows:
@@ -87,7 +86,7 @@ class UploadStore:
         upload = self._find_pending(upload_id, owner)
         part = draft.finish("part", "upload_part", max(1.0, upload.expires_s - time.time()))
         part_id = part.id.replace("file-", "part_", 1)
-        with self._database.writing() as writer:
+        with self.files.database.writing() as writer:
             ((record,),) = writer.execute(
                 "SELECT record FROM uploads WHERE id = ?", (upload_id,)
             ).fetchall()
@@ -139,7 +138,7 @@ class UploadStore:
 
     def _end(self, upload: Upload, state: UploadState, file_id: str | None) -> Upload:
         ended = replace(upload, state=state, file_id=file_id)
-        with self._database.writing() as writer:
+        with self.files.database.writing() as writer:
             writer.execute(
                 "UPDATE uploads SET record = ? WHERE id = ?", (_to_json(ended), upload.id)
             )

@@ -392,7 +392,9 @@ os.wait()
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == "this client belongs to another process: make one in each process\n"
+    assert (
+        result.stdout == "this client belongs to another process: create one client per process\n"
+    )
 
 
 def test_what_the_page_shows_runs(model_to_change, new_state, digits, tmp_path, monkeypatch):

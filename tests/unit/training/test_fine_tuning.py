@@ -45,5 +45,8 @@ def test_a_split_of_folds_and_a_split_with_a_share_are_refused(journey, digits, 
     split.write_text(json.dumps({"folds": [["a"], ["b"]], "test": ["c"]}))
     places = ("--images", digits, "--out", tmp_path / "out", "--split", split)
     command = ("evaluate", "fine-tune", journey / "model", *places)
-    for options, refusal in (((), "has 2 folds"), (("--hold-out", 0.5), "leave out --hold-out")):
+    for options, refusal in (
+        ((), "requires a split with one fold, got 2"),
+        (("--hold-out", 0.5), "leave out --hold-out"),
+    ):
         refuse(*command, *options, contains=refusal)
