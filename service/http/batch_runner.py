@@ -124,15 +124,23 @@ class BatchRunner:
         for batch_id, (_, task) in list(self._running.items()):
             if task.done():
                 del self._running[batch_id]
-        waiting = await self._in_thread(self._store.open_batches)
-        for batch in order_fairly(
-            [batch for batch in waiting if batch.id not in self._running],
-            Counter(owner for owner, _ in self._running.values()),
-        ):
+        open_batches = await self._in_thread(self._store.open_batches)
+        waiting = [
+            batch
+            for batch in open_batches
+            if batch.id not in self._running and (self._serves(batch) or _is_over(batch))
+        ]
+        num_running = Counter(owner for owner, _ in self._running.values())
+        for batch in order_fairly(waiting, num_running):
             if len(self._running) >= self._settings.batches_at_once:
                 return
             task = asyncio.create_task(self._work_on(batch.id), name=batch.id)
             self._running[batch.id] = batch.owner, task
+
+    def _serves(self, batch: StoredBatch) -> bool:
+        """Returns whether the model of the batch is served now."""
+        resources: Resources = self._app.state.resources
+        return resources.encoder.fingerprint == batch.fingerprint
 
     async def _sweep(self) -> None:
         if time.monotonic() < self._sweep_due_s:
@@ -170,11 +178,8 @@ class BatchRunner:
             while batch.state == "in_progress" and batch.done < batch.total:
                 if time.time() > batch.expires_s:
                     break
-                resources: Resources = self._app.state.resources
-                if resources.encoder.fingerprint != batch.fingerprint:
-                    await asyncio.sleep(BATCH_POLL_S)  # until its model is served again
-                    batch = await self._in_thread(self._store.update, batch.id, _unchanged)
-                    continue
+                if not self._serves(batch):
+                    return  # until its model is served again
                 window = await self._in_thread(_take, lines, self._settings.batch_concurrency)
                 results = await self._answer_window(batch, window)
                 batch = await self._in_thread(drafts.count, batch, results)
@@ -426,8 +431,8 @@ def _end_early(batch: StoredBatch) -> StoredBatch:
     return replace(batch, times={**batch.times, "expired": time.time()}).become("finalizing")
 
 
-def _unchanged(batch: StoredBatch) -> StoredBatch:
-    return batch
+def _is_over(batch: StoredBatch) -> bool:
+    return batch.state == "cancelling" or time.time() > batch.expires_s
 
 
 def _result(custom_id: str, status: int, request_id: str, body: bytearray) -> _Result:
