@@ -219,7 +219,7 @@ def test_only_new_items_are_indexed(folder):
 def test_what_does_not_belong_is_not_added(folder, tmp_path):
     shutil.copytree(folder / "photos", tmp_path / "elsewhere")
     command = ["embed", tmp_path / "elsewhere", folder / "embeddings", "--append", "--model"]
-    refuse(*command, "hog", contains="made of the images at ../photos")
+    refuse(*command, "hog", contains="extended with images at ../photos")
     refuse(*command, "pixels", contains="was made with another model")
     refuse(*label(folder, "--append", "--top", 3), contains="made from other input or settings")
     refuse(*label(folder, "--append", "--mode", "approximate"), contains="audited as a whole")

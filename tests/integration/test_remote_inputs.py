@@ -208,7 +208,7 @@ def test_a_column_of_urls_on_the_command_line_has_its_mistakes_told(tmp_path):
     for arguments, message in (
         ([], "t.parquet lacks an image column"),
         (["--url-column", "url"], "lacks the column url: give one of link"),
-        (["--url-column", "link", "--url-hosts", "a b"], "--url-hosts a b: hosts are names"),
+        (["--url-column", "link", "--url-hosts", "a b"], "--url-hosts a b: a host must be"),
         (["--url-column", "link", "--texts"], "--url-column are for images"),
     ):
         made = call_mlcd(*embed, *arguments)
