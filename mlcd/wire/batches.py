@@ -9,6 +9,17 @@ from pydantic import ConfigDict, Field
 from mlcd.wire.shapes import WholeNumber, WireAnswer, WireRequest
 
 FilePurpose = Literal["batch"]
+Endpoint = Literal["/v1/embeddings", "/v1/labels", "/v1/classify"]
+BatchState = Literal[
+    "validating",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "failed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
 _Seconds = Annotated[WholeNumber, Field(ge=1, le=2**31)]
 
 
@@ -122,7 +133,7 @@ class BatchRequest(WireRequest):
     )
 
     input_file_id: str
-    endpoint: Literal["/v1/embeddings", "/v1/labels", "/v1/classify"]
+    endpoint: Endpoint
     completion_window: Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}[hd]$")]
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
 
@@ -160,16 +171,7 @@ class BatchObject(WireAnswer):
     errors: BatchFaults | None
     input_file_id: str
     completion_window: str
-    status: Literal[
-        "validating",
-        "in_progress",
-        "finalizing",
-        "completed",
-        "failed",
-        "expired",
-        "cancelling",
-        "cancelled",
-    ]
+    status: BatchState
     output_file_id: str | None
     error_file_id: str | None
     created_at: int

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final
 
 from pydantic import TypeAdapter
 
@@ -21,18 +21,8 @@ from mlcd.errors import Conflict, NotFound
 from mlcd.service.jobs.files import FileStore, new_id
 from mlcd.service.timings import DAY_S
 from mlcd.types import Fingerprint
+from mlcd.wire.batches import BatchState, Endpoint
 
-Endpoint = Literal["/v1/embeddings", "/v1/labels", "/v1/classify"]
-BatchState = Literal[
-    "validating",
-    "in_progress",
-    "finalizing",
-    "completed",
-    "failed",
-    "expired",
-    "cancelling",
-    "cancelled",
-]
 _ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
