@@ -3,7 +3,6 @@ closes them.
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
@@ -53,7 +52,7 @@ from mlcd.service.inference.stored_names import StoredNames
 from mlcd.service.inference.switch import ModelSwitch
 from mlcd.service.inference.views import CollectionViews
 from mlcd.service.jobs.batches import BatchStore
-from mlcd.service.jobs.files import FileStore
+from mlcd.service.jobs.files import FileStore, open_files
 from mlcd.service.jobs.queue import Queue
 from mlcd.service.jobs.roots import Roots
 from mlcd.service.jobs.service import JobService, open_job_service, open_jobs
@@ -171,6 +170,7 @@ class WorkerResources:
 
     queue: Queue
     roots: Roots
+    files: FileStore | None
     equipment: "Equipment"
     computing: ThreadPoolExecutor
 
@@ -292,12 +292,9 @@ async def _open_all(
 
 
 def _open_batches(stack: AsyncExitStack, settings: Settings) -> BatchStore | None:
-    if settings.state_dir is None:
+    files = open_files(settings)
+    if files is None:
         return None
-    state = Path(settings.state_dir)
-    if state.exists() and not os.access(state, os.W_OK):
-        return None  # the server only searches
-    files = FileStore(state / "files", settings.files)
     stack.callback(files.close)
     return BatchStore(files)
 
@@ -317,7 +314,10 @@ def open_worker_resources(
         opening = _open_equipment(settings, announce)
         equipment = computing.submit(opening.__enter__).result()
         stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
-        yield WorkerResources(queue, roots, equipment, computing)
+        files = open_files(settings)
+        if files is not None:
+            stack.callback(files.close)
+        yield WorkerResources(queue, roots, files, equipment, computing)
 
 
 @contextmanager

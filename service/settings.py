@@ -224,6 +224,10 @@ class Files(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """Files of one API key."""
     max_bytes: Annotated[int, Field(gt=0)] = 50 * 2**30
     """Bytes of the files of all keys together; more is answered 507, as a full disk is."""
+    max_archive_entries: Annotated[int, Field(gt=0, le=1_000_000)] = 50_000
+    """Entries of an uploaded archive of images."""
+    max_archive_bytes: Annotated[int, Field(gt=0)] = 20 * 2**30
+    """Bytes that an uploaded archive unpacks to. It is never unpacked to a disk."""
     keep_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
     """Days until a file, or a batch that has ended, is removed. An upload may ask for fewer."""
     max_batch_lines: Annotated[int, Field(gt=0)] = 50_000

@@ -141,6 +141,11 @@ class LabelTable:
         """Returns [N, L] float32, the cosines of the same labels, padded with -inf."""
         return _pad(self._column("scores"), -np.inf, np.float32)
 
+    def iter_batches(self, num_rows: int) -> Iterator[pa.RecordBatch]:
+        """Yields the columns of at most `num_rows` samples at a time, in order."""
+        for part in self._parts:
+            yield from pq.ParquetFile(part).iter_batches(num_rows)
+
     def row_of_key(self) -> dict[SampleKey, int]:
         return {key: row for row, key in enumerate(self.keys)}
 

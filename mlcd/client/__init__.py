@@ -34,7 +34,7 @@ from mlcd.image_bytes import ImageInput
 from mlcd.wire.item_search import ItemMatch as Match
 from mlcd.wire.item_search import LayoutItems
 from mlcd.wire.nearest_centers import Audit, Example, Label, ListedCenter, Member, RenamedCenter
-from mlcd.wire.queued_jobs import FailedShard, Job, JobFailure, JobProgress
+from mlcd.wire.queued_jobs import FailedShard, Job, JobFailure, JobProgress, UploadedImages
 from mlcd.wire.served_model import CenterSet, DescribedTexts, Info
 from mlcd.wire.stored_items import DeletedItem
 from mlcd.wire.stored_items import DescribedCollection as Collection
@@ -81,4 +81,5 @@ __all__ = [
     "RefusedOverload",
     "RefusedUnavailable",
     "RenamedCenter",
+    "UploadedImages",
 ]

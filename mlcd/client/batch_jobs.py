@@ -1,23 +1,35 @@
 """Batch jobs of a server: `Client.jobs` and `AsyncClient.jobs`."""
 
 import asyncio
+import builtins
 import re
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import aclosing
-from typing import Any, Final, TypeVar, Unpack
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, Final, TypeVar, Unpack
 
 import httpx
 
 from mlcd.client.connection import Connection, encode_name
 from mlcd.client.loop_thread import LoopThread
-from mlcd.client.reading import read_failures, read_job, read_jobs
-from mlcd.client.refusals import Refused
+from mlcd.client.reading import (
+    read_failures,
+    read_file,
+    read_job,
+    read_jobs,
+    read_part,
+    read_upload,
+)
+from mlcd.client.refusals import Refused, not_our_api
 from mlcd.errors import InvalidInput, Unavailable
 from mlcd.label_job import JobKind, JobOptions
-from mlcd.wire.queued_jobs import FailedShard, Job, JobState
+from mlcd.wire.queued_jobs import FailedShard, Job, JobState, ResultFormat, UploadedImages
 
 _ROUTE: Final = "/v1/jobs"
+_FILES: Final = "/v1/files"
+_UPLOADS: Final = "/v1/uploads"
+_PART_BYTES: Final = 2**24  # a part must arrive within the deadline of one request
 _PAGE_SIZE: Final = 200  # the most that the server gives
 _KEY: Final = re.compile(r"[!-~]{1,255}")  # what a header can hold
 # The longest time without a byte on a stream; a server's signs of life come more often.
@@ -57,12 +69,40 @@ class AsyncJobs:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    async def upload(self, path: str | Path) -> UploadedImages:
+        path = Path(path)
+        begun = {"filename": path.name, "purpose": "images", "bytes": path.stat().st_size}
+        upload = read_upload(await self._connection.ask("POST", _UPLOADS, json=begun))
+        route = f"{_UPLOADS}/{encode_name(upload.id)}"
+        part_ids = [
+            read_part(await self._connection.ask("POST", f"{route}/parts", part=part)).id
+            for part in _parts_of(path)
+        ]
+        done = read_upload(
+            await self._connection.ask("POST", f"{route}/complete", json={"part_ids": part_ids})
+        )
+        if done.file is None:
+            raise not_our_api()
+        return UploadedImages(file=done.file.id)
+
+    async def download(self, job: Job, folder: str | Path = ".") -> builtins.list[Path]:
+        paths = []
+        for file_id in (job.results or {}).values():
+            route = f"{_FILES}/{encode_name(file_id)}"
+            file = read_file(await self._connection.ask("GET", route))
+            path = Path(folder) / PurePosixPath(file.filename.replace("\\", "/")).name
+            with _replacing(path) as out:
+                await self._connection.download(f"{route}/content", out)
+            paths.append(path)
+        return paths
+
     async def submit(
         self,
-        input: str,  # noqa: A002 - the word of the field, as in the request
-        output: str,
+        input: str | UploadedImages,  # noqa: A002 - the word of the field, as in the request
+        output: str | None = None,
         *,
         kind: JobKind = "label",
+        results: Sequence[ResultFormat] | None = None,
         key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Job:
@@ -71,7 +111,13 @@ class AsyncJobs:
                 "the idempotency key cannot be sent",
                 remedy="give 1 to 255 printable characters of ASCII, no spaces",
             )
-        fields = {"kind": kind, "input": input, "output": output, **options}
+        fields = {
+            "kind": kind,
+            "input": input if isinstance(input, str) else input.model_dump(),
+            "output": output,
+            "results": None if results is None else [*results],
+            **options,
+        }
         response = await self._connection.ask(
             "POST",
             _ROUTE,
@@ -151,18 +197,32 @@ class Jobs:
     def __init__(self, jobs: AsyncJobs, loop: LoopThread) -> None:
         self._jobs, self._loop = jobs, loop
 
+    def upload(self, path: str | Path) -> UploadedImages:
+        """Uploads one image, or a zip, tar or parquet file of many, in parts; give the result to
+        `submit`.
+
+        Raises RefusedInput where the server finds no images in it.
+        """
+        return self._loop.run(self._jobs.upload(path))
+
+    def download(self, job: Job, folder: str | Path = ".") -> builtins.list[Path]:
+        """Downloads the results of a job on an upload that has succeeded; returns their paths."""
+        return self._loop.run(self._jobs.download(job, folder))
+
     def submit(
         self,
-        input: str,  # noqa: A002 - the word of the field, as in the request
-        output: str,
+        input: str | UploadedImages,  # noqa: A002 - the word of the field, as in the request
+        output: str | None = None,
         *,
         kind: JobKind = "label",
+        results: Sequence[ResultFormat] | None = None,
         key: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Job:
         """Submits a job over all images of `input`, into the new directory `output`.
 
-        Both are absolute paths as the server and its workers see them. key: an idempotency key; a
+        Both are absolute paths as the server and its workers see them; or the input is what
+        `upload` returned, and results are the formats for `download`. key: an idempotency key; a
         second submission with it returns the job of the first. options: those of label jobs, `top`,
         `threshold` and `embeddings`; see `mlcd.label_job.LabelJob`. Raises RefusedConflict where
         the output exists.
@@ -172,6 +232,7 @@ class Jobs:
                 input,
                 output,
                 kind=kind,
+                results=results,
                 key=key,
                 **options,
             )
@@ -216,6 +277,24 @@ class Jobs:
         except GeneratorExit:
             self._loop.finish(series.aclose())
             raise
+
+
+def _parts_of(path: Path) -> Generator[bytes, None, None]:
+    with path.open("rb") as file:
+        while part := file.read(_PART_BYTES):
+            yield part
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file that is at `path` once it is complete."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as out:
+            yield out
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 async def _next(series: AsyncGenerator[_Value, None]) -> _Value | None:

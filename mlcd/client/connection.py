@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
 import httpx
@@ -64,6 +64,7 @@ class Connection:
         *,
         params: Mapping[str, str | int | float] | None = None,
         images: Sequence[bytes] = (),
+        part: bytes | None = None,
         form: Mapping[str, str] | None = None,
         json: Any = None,
         headers: Mapping[str, str] | None = None,
@@ -71,19 +72,21 @@ class Connection:
     ) -> httpx.Response:
         """Sends a request and returns the answer, which is always a success.
 
-        images: the multipart field `files`, with the fields of `form`. Raises Refused for an
-        error response, Unavailable without an answer, DeadlineExceeded after the deadline.
+        images: the multipart field `files`, with the fields of `form`. part: the multipart field
+        `data`, a part of an upload. Raises Refused for an error response, Unavailable without an
+        answer, DeadlineExceeded after the deadline.
         """
         request_id = uuid.uuid4().hex
+        files = [
+            ("files", (str(i), image, "application/octet-stream")) for i, image in enumerate(images)
+        ]
+        if part is not None:
+            files.append(("data", ("part", part, "application/octet-stream")))
         request = {
             "method": method,
             "url": path,
             "params": params,
-            "files": [
-                ("files", (str(i), image, "application/octet-stream"))
-                for i, image in enumerate(images)
-            ]
-            or None,
+            "files": files or None,
             "data": form,
             "json": json,
             "headers": {"Accept": accept, "X-Request-Id": request_id, **(headers or {})},
@@ -96,6 +99,25 @@ class Connection:
                 f"no answer within {self._deadline_s:g} s (request {request_id})",
                 remedy="give a longer deadline_s, or a smaller batch_size",
             ) from None
+
+    async def download(self, path: str, out: BinaryIO) -> None:
+        """Writes the body of an answer to `out`, without retries. Raises as `ask`, but for the
+        deadline.
+        """
+        request_id = uuid.uuid4().hex
+        headers = {"X-Request-Id": request_id}
+        try:
+            async with self._http.stream("GET", path, headers=headers) as response:
+                self.has_answered = True
+                if not response.is_success:
+                    await response.aread()
+                    raise refusal_of(response, request_id=request_id)
+                async for data in response.aiter_bytes():
+                    out.write(data)
+        except httpx.TransportError as error:
+            raise self._unreachable() from error
+        except httpx.RequestError as error:
+            raise not_our_api() from error
 
     @asynccontextmanager
     async def events(

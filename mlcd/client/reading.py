@@ -10,6 +10,7 @@ import numpy as np
 from mlcd.client.refusals import not_our_api
 from mlcd.client.results import Answer, Center, Item, Layout, Origin, Row
 from mlcd.errors import ImageReason, ImageRejected, Rejection, TextReason, TextRejected
+from mlcd.wire.batches import FileObject, UploadObject, UploadPart
 from mlcd.wire.embedding import ClassifiedImages, EmbeddedImages, FittingName, TextVectors
 from mlcd.wire.item_search import FoundDuplicates, FoundItems, ItemMatch, LayoutItems
 from mlcd.wire.nearest_centers import (
@@ -206,6 +207,21 @@ def read_info(response: httpx.Response) -> Info:
 @_translate_errors()
 def read_job(content: bytes | str) -> Job:
     return Job.model_validate_json(content)
+
+
+@_translate_errors()
+def read_file(response: httpx.Response) -> FileObject:
+    return FileObject.model_validate_json(response.content)
+
+
+@_translate_errors()
+def read_upload(response: httpx.Response) -> UploadObject:
+    return UploadObject.model_validate_json(response.content)
+
+
+@_translate_errors()
+def read_part(response: httpx.Response) -> UploadPart:
+    return UploadPart.model_validate_json(response.content)
 
 
 @_translate_errors()

@@ -140,11 +140,20 @@ def _parse_problem(response: httpx.Response, request_id: str) -> Problem:
 
 
 def _parse_content(response: httpx.Response) -> dict[str, Any]:
+    """Returns a problem by the names of our own routes; those of files answer in OpenAI's."""
     try:
         content = response.json()
     except ValueError:
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}
+    if isinstance(error := content.get("error"), dict):
+        return {
+            "type": error.get("code") or _UNNAMED,
+            "detail": error.get("message"),
+            "param": error.get("param"),
+        }
+    return content
 
 
 def retry_after_s(header: str | None) -> float | None:

@@ -8,7 +8,8 @@ from pydantic import ConfigDict, Field
 
 from mlcd.wire.shapes import WholeNumber, WireAnswer, WireRequest
 
-FilePurpose = Literal["batch"]
+FilePurpose = Literal["batch", "images"]
+StoredPurpose = Literal["batch", "batch_output", "images", "job_output"]
 Endpoint = Literal["/v1/embeddings", "/v1/labels", "/v1/classify"]
 BatchState = Literal[
     "validating",
@@ -24,7 +25,9 @@ _Seconds = Annotated[WholeNumber, Field(ge=1, le=2**31)]
 
 
 class FileObject(WireAnswer):
-    """A file. purpose: `batch` of an upload, `batch_output` of what a batch wrote."""
+    """A file. purpose: `batch` and `images` of an upload, `batch_output` and `job_output` of what a
+    batch or a job wrote.
+    """
 
     id: str
     object: Literal["file"]
@@ -32,7 +35,7 @@ class FileObject(WireAnswer):
     created_at: int
     expires_at: int
     filename: str
-    purpose: Literal["batch", "batch_output"]
+    purpose: StoredPurpose
     status: Literal["processed"]  # OpenAI's field; a file is listed once it is complete
     sha256: str
 

@@ -15,6 +15,9 @@ JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 JobStage = Literal["plan", "shard", "publish", "discard"]
 
 
+ResultFormat = Literal["parquet", "csv", "jsonl", "coco", "zip"]
+
+
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -28,11 +31,20 @@ _OPTIONS: Any = {
 _JobOptions: Any = create_model("_JobOptions", __base__=WireRequest, **_OPTIONS)
 
 
+class UploadedImages(WireRequest):
+    """An uploaded file of the purpose `images`. file: its id."""
+
+    file: Annotated[str, Field(min_length=1, max_length=255)]
+
+
 class JobRequest(_JobOptions):
     """A request for a job.
 
     input: a folder, a glob of tar shards or parquet files, or one file, as workers see it; of
-    `curate` jobs an embeddings artifact. output: a directory that does not exist yet. top,
+    `curate` jobs an embeddings artifact; of `label` and `embed` jobs also an uploaded file. output:
+    a directory that does not exist yet; of a job on an uploaded file null, as its results are files
+    again. results: the formats of these files, by default parquet; csv, coco and zip (pictures by
+    cluster) are those of `label` jobs only. top,
     threshold, embeddings (written beside the labels): options of `label` jobs only. url_column: of
     jobs of images; the input is a table with their URLs in this column. The others are those of
     `curate` jobs only, as the command has them. One that is null or missing has its default.
@@ -52,8 +64,9 @@ class JobRequest(_JobOptions):
     )
 
     kind: JobKind
-    input: _Path
-    output: _Path
+    input: _Path | UploadedImages
+    output: _Path | None = None
+    results: Annotated[list[ResultFormat], Field(min_length=1)] | None = None
 
 
 class JobFailure(WireAnswer):
@@ -91,7 +104,10 @@ class JobProgress(WireAnswer):
 class Job(WireAnswer):
     """A batch job as it stands.
 
-    fingerprint, centers: those of the model and the center set that it was accepted for. Options
+    input: the path, or the id of the uploaded file. output: null for a job on an uploaded file.
+    results: of such a job that has succeeded, the ids of its files by format; `errors` lists the
+    images that could not be used, where there are some. fingerprint, centers: those of the model
+    and the center set that it was accepted for. Options
     that its kind does not have are null. problem: why the job has failed;
     before its end, why a shard has failed or why no worker does it.
     """
@@ -100,7 +116,8 @@ class Job(WireAnswer):
     kind: SkipValidation[JobKind]
     state: SkipValidation[JobState]
     input: str
-    output: str
+    output: str | None
+    results: dict[str, str] | None
     fingerprint: str
     centers: str | None
     top: int | None

@@ -1,9 +1,11 @@
 """Jobs of the queue as the REST contract states them."""
 
 from datetime import UTC, datetime
+from pathlib import PurePosixPath
 
 from mlcd.label_job import OPTIONS
 from mlcd.service.jobs import job as jobs
+from mlcd.service.jobs.job import ERRORS
 from mlcd.wire.queued_jobs import Job, JobFailure, JobProgress
 
 
@@ -14,8 +16,9 @@ def describe_job(job: jobs.Job) -> Job:
         id=job.id,
         kind=spec.kind,
         state=job.state,
-        input=spec.input,
-        output=spec.output,
+        input=spec.input if spec.upload is None else PurePosixPath(spec.input).name,
+        output=spec.output if spec.upload is None else None,
+        results=_results_of(job),
         fingerprint=spec.fingerprint,
         centers=spec.centers,
         **options,
@@ -25,6 +28,14 @@ def describe_job(job: jobs.Job) -> Job:
         progress=describe_progress(job),
         problem=None if job.problem is None else describe_failure(job.problem),
     )
+
+
+def _results_of(job: jobs.Job) -> dict[str, str] | None:
+    upload = job.spec.upload
+    if upload is None or job.state != "succeeded":
+        return None
+    has_errors = bool(job.failed_items or job.damaged_files)
+    return {form: id_ for form, id_ in upload.results.items() if form != ERRORS or has_errors}
 
 
 def describe_progress(job: jobs.Job) -> JobProgress:

@@ -8,20 +8,22 @@ from contextlib import closing, contextmanager
 from datetime import datetime
 from functools import wraps
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
 from mlcd.commands.curate_images import read_issues
-from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.errors import ConfigInvalid, Conflict, MlcdError
 from mlcd.extras import install_command
 from mlcd.label_job import JobKind
 from mlcd.locations import check_no_credentials, is_url
 from mlcd.progress import Reporter
 from mlcd.service.jobs.job import JobState, printable
+from mlcd.wire.queued_jobs import ResultFormat
 
 if TYPE_CHECKING:  # an extra
-    from mlcd.client import FailedShard, Job, JobFailure, JobProgress, Jobs
+    from mlcd.client import FailedShard, Job, JobFailure, JobProgress, Jobs, UploadedImages
 
 _URL: Final = "http://127.0.0.1:8000"
 _COLUMNS: Final = ("id", "kind", "state", "images", "img/s", "created", "input", "output")
@@ -86,9 +88,24 @@ def _curate_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _read_formats(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> list[str] | None:
+    """Returns the formats of `--results`."""
+    del context, parameter
+    if value is None:
+        return None
+    formats = value.split(",")
+    if unknown := [form for form in formats if form not in get_args(ResultFormat)]:
+        raise click.BadParameter(
+            f"formats must be of {', '.join(get_args(ResultFormat))}, got {unknown[0]}"
+        )
+    return formats
+
+
 @jobs.command()
 @click.argument("images")
-@click.argument("out")
+@click.argument("out", required=False)
 @click.option("--kind", type=click.Choice(get_args(JobKind)), default="label", show_default=True)
 @click.option("--top", type=click.IntRange(1), help="Labels of an image.  [default: 8]")
 @click.option("--threshold", type=click.FloatRange(-1, 1), help="Only labels so similar.")
@@ -98,25 +115,63 @@ def _curate_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--url-column", help="IMAGES is a table: the images are at the URLs in this column.")
 @_curate_options
 @click.option("--key", help="Idempotency key: the same command again gives the same job.")
+@click.option(
+    "--results",
+    metavar="FORMAT,…",
+    callback=_read_formats,
+    help=f"Of uploaded IMAGES: {', '.join(get_args(ResultFormat))}.  [default: parquet]",
+)
 @click.option("--watch", "follow", is_flag=True, help="Go on as `mlcd jobs watch` does.")
 @_json_option
 @_with_client
 def submit(
-    client: "Jobs", images: str, out: str, *, follow: bool, as_json: bool, **options: Any
+    client: "Jobs", images: str, out: str | None, *, follow: bool, as_json: bool, **options: Any
 ) -> None:
     """Have all IMAGES (a folder, a glob of tar shards or parquet files; of `curate` jobs an
     embeddings artifact) worked on, into the new directory OUT.
 
     Both are paths as server and workers see them, or URLs of an object store; relative paths are
     taken from the working directory here.
+
+    Without OUT, the file IMAGES (a zip, tar or parquet file, or one image) is uploaded from here.
+    With --watch the results are then downloaded to the working directory; without, by `mlcd jobs
+    download`.
     """
     reporter = _reporter(as_json=as_json)
     options["issues"] = options["issues"] or None
-    job = client.submit(_place(images), _place(out), **options)
+    if out is None:
+        job = client.submit(_upload(client, images), **options)
+    else:
+        job = client.submit(_place(images), _place(out), **options)
     if follow:
-        _follow(client, job.id, reporter)
+        _follow(client, job.id, reporter, downloads=out is None)
     else:
         reporter.result(job.model_dump(mode="json"), job.id)
+
+
+@jobs.command()
+@click.argument("job")
+@click.argument("folder", type=click.Path(file_okay=False, exists=True), default=".")
+@_with_client
+def download(client: "Jobs", job: str, folder: str) -> None:
+    """Download the results of JOB, whose images were uploaded, to FOLDER."""
+    done = client.get(job)
+    if done.results is None:
+        raise Conflict(
+            f"{job} must have succeeded on uploaded images, got {done.state}",
+            remedy="watch it; other jobs write to the directory that they were given",
+        )
+    for path in client.download(done, folder):
+        click.echo(path)
+
+
+def _upload(client: "Jobs", images: str) -> "UploadedImages":
+    if not Path(images).is_file():
+        raise click.UsageError(
+            f"without OUT, IMAGES is uploaded and must be a file, got {images}: pack a folder with"
+            " `tar cf images.tar FOLDER`, or name OUT for images that the server can read"
+        )
+    return client.upload(images)
 
 
 @jobs.command("list")
@@ -201,9 +256,12 @@ def _reporter(*, as_json: bool) -> Reporter:
     return Reporter("json" if as_json else "auto")
 
 
-def _follow(client: "Jobs", job_id: str, reporter: Reporter) -> None:
+def _follow(client: "Jobs", job_id: str, reporter: Reporter, *, downloads: bool = False) -> None:
+    """Shows the progress of a job. downloads: its results, too, to the working directory."""
     with closing(client.watch(job_id)) as watched:  # also where the user interrupts
         _show_until_ended(_with_problems(watched), reporter)
+    for path in client.download(client.get(job_id)) if downloads else []:
+        click.echo(path, err=True)
 
 
 def _show_until_ended(changes: "Iterator[Job]", reporter: Reporter) -> None:
@@ -295,7 +353,7 @@ def _row(job: "Job") -> tuple[str, ...]:
         speed,
         _time(job.created),
         printable(job.input),
-        printable(job.output),
+        printable(job.output or "files"),
     )
 
 

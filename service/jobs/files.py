@@ -1,8 +1,9 @@
-"""The files of the service: what clients upload for batches, and what batches write.
+"""The files of the service: what clients upload for batches and jobs, and what these write.
 
     files/files.sqlite   a row for each file, upload and batch
     files/<id>           the content of a file
     files/<id>.part      the content of a file that is still being written
+    files/job-<id>       what a job on an uploaded file has made, until its results are files
 
 A file exists once its row says so. The row of an unfinished file reserves its bytes, so that
 several uploads together stay within the quotas; it is dropped when its writer has been silent for
@@ -13,6 +14,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shutil
 import sqlite3
 import threading
 import time
@@ -26,10 +28,12 @@ from mlcd.artifacts.disk import refuse_full_disk, sync_path
 from mlcd.errors import DiskFull, NotFound
 from mlcd.service.errors import QuotaExceeded, StorageFull, TooLarge
 from mlcd.service.jobs.sqlite_file import SqliteFile
-from mlcd.service.settings import Files
+from mlcd.service.jobs.uploaded_images import ArchiveLimits, check_images
+from mlcd.service.settings import Files, Settings
 from mlcd.service.timings import DAY_S, FILE_DRAFT_S
 
-Purpose = Literal["batch", "batch_output", "upload_part"]
+Purpose = Literal["batch", "batch_output", "images", "job_output", "upload_part"]
+JOB_FOLDER: Final = "job-"  # prefix of the folders that jobs on uploaded files work in
 _RESERVED_BYTES: Final = 8 * 2**20  # an upload reserves its quota in steps of this size
 _SCHEMA: Final = """
 BEGIN IMMEDIATE;
@@ -105,6 +109,11 @@ class FileStore:
         if self._database is not None:
             self._database.close()
 
+    @property
+    def archive_limits(self) -> ArchiveLimits:
+        settings = self._settings
+        return ArchiveLimits(settings.max_archive_entries, settings.max_archive_bytes)
+
     def check_room(self, owner: str | None, num_bytes: int) -> None:
         """Raises TooLarge, QuotaExceeded, StorageFull for a file that does not fit."""
         if num_bytes > self._settings.max_file_bytes:
@@ -112,17 +121,20 @@ class FileStore:
         with self.database.writing() as writer:
             self._check_quota(writer, owner, num_bytes, num_files=1)
 
-    def begin(self, owner: str | None, *, max_bytes: int | None = None) -> "FileDraft":
-        """Begins a file. max_bytes: the most that it may have; None for the setting.
+    def begin(
+        self, owner: str | None, *, max_bytes: int | None = None, file_id: str | None = None
+    ) -> "FileDraft":
+        """Begins a file. max_bytes: the most that it may have; None for the setting. file_id: for a
+        writer that begins the same file again after a crash; None for a new id.
 
         Raises QuotaExceeded where the owner has as many files as a key may have.
         """
-        file_id = new_id("file-")
+        file_id = file_id or new_id("file-")
         with self.database.writing() as writer:
             self._check_quota(writer, owner, 0, num_files=1)
             now_s = time.time()
             writer.execute(
-                "INSERT INTO files VALUES (?, ?, '', 'batch', 0, NULL, ?, ?, 0, ?)",
+                "INSERT OR REPLACE INTO files VALUES (?, ?, '', 'batch', 0, NULL, ?, ?, 0, ?)",
                 (file_id, owner, now_s, now_s, now_s),
             )
         return FileDraft(self, file_id, owner, max_bytes or self._settings.max_file_bytes)
@@ -178,13 +190,15 @@ class FileStore:
         *,
         digest: str | None = None,
         keep_s: float | None = None,
+        suffix: str = "",
     ) -> StoredFile:
         """Makes a file of its content on the disk, whose bytes must be synced.
 
         digest: its SHA-256, where that is known. keep_s: seconds until the file is removed; None
-        for the setting.
+        for the setting. suffix: added to the id, for readers that go by the name.
         """
-        path, draft = self.path(file_id), self.draft_path(file_id)
+        draft, draft_id, file_id = self.draft_path(file_id), file_id, file_id + suffix
+        path = self.path(file_id)
         if draft.exists():
             draft.rename(path)
             sync_path(self.folder)
@@ -194,6 +208,7 @@ class FileStore:
         expires_s = now_s + (limit_s if keep_s is None else min(keep_s, limit_s))
         file = StoredFile(file_id, owner, filename, purpose, size, digest, now_s, expires_s)
         with self.database.writing() as writer:
+            writer.execute("DELETE FROM files WHERE id = ?", (draft_id,))
             writer.execute(
                 "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1, ?)",
                 (file_id, owner, filename, purpose, size, digest, now_s, expires_s, now_s),
@@ -238,6 +253,9 @@ class FileStore:
             is_old = _modified_s(path) < now_s - FILE_DRAFT_S
             if is_old and path.name.removesuffix(".part") not in in_use:
                 path.unlink(missing_ok=True)
+        for path in self.folder.glob(f"{JOB_FOLDER}*"):  # of failed jobs that nobody has retried
+            if _modified_s(path) < now_s - self._settings.keep_days * DAY_S:
+                shutil.rmtree(path, ignore_errors=True)
         return len(expired)
 
     def _drop(self, file_ids: Sequence[str]) -> None:
@@ -306,11 +324,17 @@ class FileDraft:
             raise _disk_error(error) from error
 
     def finish(self, filename: str, purpose: Purpose, keep_s: float | None = None) -> StoredFile:
-        """Makes the file exist. keep_s: seconds until it is removed; None for the setting."""
+        """Makes the file exist. keep_s: seconds until it is removed; None for the setting.
+
+        Raises InvalidInput for a file of the purpose `images` that has none; see `check_images`.
+        """
+        suffix = ""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
+            if purpose == "images":
+                suffix = check_images(self._store.draft_path(self.id), self._store.archive_limits)
             self._store.reserve(self.id, self._owner, self._num_bytes)
             file = self._store.publish(
                 self.id,
@@ -319,6 +343,7 @@ class FileDraft:
                 purpose,
                 digest=self._digest.hexdigest(),
                 keep_s=keep_s,
+                suffix=suffix,
             )
         except OSError as error:
             raise _disk_error(error) from error
@@ -333,6 +358,18 @@ class FileDraft:
                 raise
             self._num_reserved = self._num_bytes
             self._store.reserve(self.id, self._owner, self._num_bytes)
+
+
+def open_files(settings: Settings) -> FileStore | None:
+    """Opens the files in the state directory; None where there is none, or it cannot be written."""
+    if settings.state_dir is None:
+        return None
+    state = Path(os.path.realpath(settings.state_dir))
+    folder = state / "files"
+    place = folder if folder.exists() else state
+    if place.exists() and not os.access(place, os.W_OK):
+        return None  # the server only searches
+    return FileStore(folder, settings.files)
 
 
 def new_id(prefix: str) -> str:

@@ -25,11 +25,23 @@ Stage = wire.JobStage
 FINISHED: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "canceled"})
 # A task that was leased so often without success is poison: it is not leased again.
 MAX_ATTEMPTS: Final = 3
+ERRORS: Final = "errors"  # the result that lists images without one
 PAUSE_GROWTH: Final = 4.0
 # Code points that stand for bytes of a file name that is not UTF-8.
 _BYTES: Final = range(0xDC80, 0xDD00)
 _SEAL: Final = re.compile(rb',"crc32":([0-9]+)\}\Z')
 _Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class UploadedInput:
+    """The uploaded file that a job works on. filename: as its owner called it. owner: the id of the
+    API key; None without keys. results: the id of the file of each format.
+    """
+
+    filename: str
+    owner: str | None
+    results: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +50,12 @@ class JobSpec(LabelJob):
 
     input, output: absolute and checked against the allowed roots; the output does not exist yet.
     fingerprint: the model that makes it. centers: the digest of the centers whose ids the labels
-    are; None for other kinds.
+    are; None for other kinds. upload: None for an input that clients name by its path.
     """
 
     fingerprint: Fingerprint
     centers: str | None = None
+    upload: UploadedInput | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.service.jobs.files import FileDraft, FileStore, StoredFile, new_id
 from mlcd.service.timings import UPLOAD_S
+from mlcd.wire.batches import FilePurpose
 
 UploadState = Literal["pending", "completed", "cancelled", "expired"]
 _PIECE_BYTES: Final = 2**20
@@ -34,6 +35,7 @@ class Upload:
     keep_s: float | None
     created_s: float
     expires_s: float
+    purpose: FilePurpose = "batch"
     state: UploadState = "pending"
     part_ids: tuple[str, ...] = ()
     file_id: str | None = None
@@ -49,13 +51,26 @@ class UploadStore:
         self.files = files
 
     def create(
-        self, owner: str | None, filename: str, num_bytes: int, keep_s: float | None
+        self,
+        owner: str | None,
+        filename: str,
+        num_bytes: int,
+        *,
+        purpose: FilePurpose,
+        keep_s: float | None,
     ) -> Upload:
         """Begins an upload. Raises QuotaExceeded, StorageFull where the file would not fit."""
         self.files.check_room(owner, num_bytes)
         now_s = time.time()
         upload = Upload(
-            new_id("upload_"), owner, filename, num_bytes, keep_s, now_s, now_s + UPLOAD_S
+            new_id("upload_"),
+            owner,
+            filename,
+            num_bytes,
+            keep_s,
+            now_s,
+            now_s + UPLOAD_S,
+            purpose,
         )
         with self.files.database.writing() as writer:
             writer.execute("DELETE FROM uploads WHERE expires_s < ?", (now_s - UPLOAD_S,))
@@ -123,7 +138,7 @@ class UploadStore:
                         draft.write(piece)
             if md5 is not None and md5.lower() != digest.hexdigest():
                 raise InvalidInput(f"md5 of the parts must be {md5}, got {digest.hexdigest()}")
-            file = draft.finish(upload.filename, "batch", upload.keep_s)
+            file = draft.finish(upload.filename, upload.purpose, upload.keep_s)
         return self._end(upload, "completed", file.id), file
 
     def cancel(self, upload_id: str, owner: str | None) -> Upload:

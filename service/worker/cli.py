@@ -15,6 +15,7 @@ from mlcd.service.settings import read_settings
 from mlcd.service.telemetry.logs import configure_logs
 from mlcd.service.worker.loop import Worker
 from mlcd.service.worker.task import TaskRunner
+from mlcd.service.worker.upload_results import UploadResults
 
 _LONGEST_NAME = 128
 
@@ -52,7 +53,12 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
     configure_logs(settings.log)
     with open_worker_resources(settings, _announce) as resources:
         jobs = settings.jobs
-        runner = TaskRunner(resources.equipment, resources.roots, shard_images=jobs.shard_images)
+        runner = TaskRunner(
+            resources.equipment,
+            resources.roots,
+            UploadResults(resources.files),
+            shard_images=jobs.shard_images,
+        )
         click.echo(f"worker {name}: {_model(resources)}")
         Worker(
             resources.queue,

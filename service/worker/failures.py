@@ -17,6 +17,7 @@ from mlcd.service.errors import OutsideRoots
 from mlcd.service.jobs.job import JobProblem, Stage, printable
 from mlcd.service.jobs.roots import OtherRoots, PlaceMoved
 from mlcd.service.telemetry.logs import kinds
+from mlcd.service.worker.upload_results import OtherFiles
 
 _RETRY: Final = "fix the cause, then retry the job"
 _OWN_MODULES: Final = "mlcd."
@@ -41,6 +42,7 @@ _ABOUT_THE_JOB: Final = (
     InputChanged,
     NotRemoved,
     OtherCenters,
+    OtherFiles,
     OtherRoots,
     PlaceMoved,
     OtherSettings,
@@ -91,7 +93,7 @@ def describe_stall(seconds: float) -> JobProblem:
 
 def is_misfit(error: BaseException) -> bool:
     """Returns whether only this worker is unsuited for the job; others may do it."""
-    return isinstance(error, OtherCenters | OtherRoots | OtherSettings)
+    return isinstance(error, OtherCenters | OtherFiles | OtherRoots | OtherSettings)
 
 
 def is_fatal(error: BaseException, stage: Stage) -> bool:

@@ -13,9 +13,10 @@ from mlcd.artifacts.copies import forget
 from mlcd.errors import Overloaded, Unavailable
 from mlcd.locations import artifact_path
 from mlcd.pipelines.shard import Equipment, Shards, discard, open_shards
-from mlcd.service.jobs.job import MAX_ATTEMPTS, Work
+from mlcd.service.jobs.job import MAX_ATTEMPTS, JobSpec, Work
 from mlcd.service.jobs.roots import Roots
 from mlcd.service.worker.failures import EngineDown, OtherCenters, Stopped
+from mlcd.service.worker.upload_results import UploadResults
 from mlcd.types import Fingerprint
 
 
@@ -73,8 +74,16 @@ class Outcome:
 class TaskRunner:
     """Does the tasks of a worker with what this process has opened. For one thread."""
 
-    def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int | None) -> None:
+    def __init__(
+        self,
+        equipment: Equipment,
+        roots: Roots,
+        uploads: UploadResults,
+        *,
+        shard_images: int | None,
+    ) -> None:
         self._equipment, self._roots, self._shard_images = equipment, roots, shard_images
+        self._uploads = uploads
         self._opened: tuple[str, Shards] | None = None
         self._output: Path | None = None
 
@@ -99,11 +108,15 @@ class TaskRunner:
             raise
 
     def _perform(self, work: Work, watch: Watch) -> Outcome:
-        self._roots.check_places(work.spec.input, work.spec.output)
+        self._roots_of(work.spec).check_places(work.spec.input, work.spec.output)
         self._work_at(artifact_path(work.spec.output))
         if work.stage == "discard":
             self._opened = None
             discard(work.spec, owner=work.job_id)
+            return Outcome()
+        upload = work.spec.upload
+        if work.stage == "publish" and upload is not None and self._uploads.are_written(upload):
+            self._uploads.clear(work.spec)  # a crash came between this and the report
             return Outcome()
         shards = self._shards(work)
         watch.on_progress(0, 0)
@@ -112,6 +125,9 @@ class TaskRunner:
             return Outcome(sizes=shards.sizes, damaged_files=shards.damaged_files)
         if work.stage == "publish":
             shards.publish(watch.on_progress)
+            if upload is not None:
+                self._uploads.write(work.spec)
+                self._uploads.clear(work.spec)
             self.forget()
             return Outcome()
         assert work.shard is not None
@@ -120,6 +136,9 @@ class TaskRunner:
             return Outcome(
                 failed_items=shards.make(work.shard, watch.on_progress, is_last_try=is_last_try)
             )
+
+    def _roots_of(self, spec: JobSpec) -> Roots:
+        return self._roots if spec.upload is None else self._uploads.roots_of(spec)
 
     def _work_at(self, output: Path) -> None:
         """Keeps copies of one output at a URL, and no others."""
@@ -138,7 +157,7 @@ class TaskRunner:
         if self._opened is None or self._opened[0] != work.job_id or work.stage == "plan":
             self._opened = None
             self._check_centers(work)
-            source, roots = work.spec.input, self._roots
+            source, roots = work.spec.input, self._roots_of(work.spec)
             of_images = work.spec.kind != "curate"
             if of_images:
                 roots.check_archives(source)

@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import partial
-from typing import Annotated, Any, BinaryIO, Final, Literal, cast
+from typing import Annotated, Any, BinaryIO, Final, Literal, cast, get_args
 
 from fastapi import APIRouter, Query, Request
 from starlette.datastructures import UploadFile
@@ -27,6 +27,8 @@ from mlcd.wire.batches import (
     ExpiresAfter,
     FileList,
     FileObject,
+    FilePurpose,
+    StoredPurpose,
     UploadObject,
     UploadPart,
     UploadRequest,
@@ -34,6 +36,7 @@ from mlcd.wire.batches import (
 
 router = APIRouter(tags=["batches"], route_class=JsonRoute)
 
+_PURPOSES: Final[tuple[FilePurpose, ...]] = get_args(FilePurpose)
 _MOST_FIELDS: Final = 8
 _MOST_FIELD_BYTES: Final = 4096
 _NAME_CHARS: Final = 255
@@ -57,7 +60,7 @@ _BINARY: Final = {"type": "string", "format": "binary"}
 _FILE_FORM: Final = _form_body(
     {
         "file": _BINARY,
-        "purpose": {"type": "string", "enum": ["batch"]},
+        "purpose": {"type": "string", "enum": [*_PURPOSES]},
         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
         "expires_after[seconds]": {"type": "integer", "minimum": 1},
     }
@@ -67,14 +70,19 @@ _PART_FORM: Final = _form_body({"data": _BINARY})
 
 @router.post("/v1/files", dependencies=[needs("jobs")], responses=_STORES, openapi_extra=_FILE_FORM)
 async def upload(request: Request, resources: Opened) -> FileObject:
-    """Stores a file for batches. It goes to the disk as it comes, so its size takes no memory."""
+    """Stores a file: requests for a batch, or images for a job (one image, or a zip, tar or parquet
+    file of many).
+
+    It goes to the disk as it comes, so its size takes no memory.
+    """
     store = require_batches(resources).files
     with await asyncio.to_thread(store.begin, owner_of(request)) as draft:
         filename, fields = await _read_form(request, draft, "file")
-        if fields.pop("purpose", None) != "batch":
-            raise BadRequest("purpose must be batch", param="purpose")
+        purpose = fields.pop("purpose", None)
+        if purpose not in _PURPOSES:
+            raise BadRequest(f"purpose must be {' or '.join(_PURPOSES)}", param="purpose")
         keep_s = _life_of(fields)
-        file = await asyncio.to_thread(draft.finish, filename, "batch", keep_s)
+        file = await asyncio.to_thread(draft.finish, filename, purpose, keep_s)
     return describe_file(file)
 
 
@@ -82,7 +90,7 @@ async def upload(request: Request, resources: Opened) -> FileObject:
 async def list_files(
     request: Request,
     resources: Opened,
-    purpose: Literal["batch", "batch_output"] | None = None,
+    purpose: StoredPurpose | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     after: str | None = None,
     order: Literal["asc", "desc"] = "desc",
@@ -144,7 +152,14 @@ async def begin_upload(body: UploadRequest, request: Request, resources: Opened)
     uploads = UploadStore(require_batches(resources).files)
     return _describe_upload(
         await asyncio.to_thread(
-            uploads.create, owner_of(request), body.filename, body.bytes, keep_s
+            partial(
+                uploads.create,
+                owner_of(request),
+                body.filename,
+                body.bytes,
+                purpose=body.purpose,
+                keep_s=keep_s,
+            )
         )
     )
 
@@ -303,7 +318,7 @@ def _describe_upload(upload: Upload, file: StoredFile | None = None) -> UploadOb
         created_at=int(upload.created_s),
         expires_at=int(upload.expires_s),
         filename=upload.filename,
-        purpose="batch",
+        purpose=upload.purpose,
         status=upload.state,
         file=None if file is None else describe_file(file),
     )

@@ -15,23 +15,34 @@ from starlette.types import Receive, Scope, Send
 
 from mlcd.collections.item import check_name
 from mlcd.errors import Conflict, MlcdError
-from mlcd.label_job import OPTIONS, OPTIONS_OF, LabelJob
+from mlcd.label_job import LabelJob
 from mlcd.locations import is_url
 from mlcd.service.errors import BadRequest, OutsideKey
 from mlcd.service.http.access import Opened, sees
 from mlcd.service.http.answers import JSON
 from mlcd.service.http.auth import needs
 from mlcd.service.http.job_answers import describe_failure, describe_job
+from mlcd.service.http.job_requests import place_upload, read_job
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.openapi import reference
 from mlcd.service.http.queries import check_top
+from mlcd.service.http.routes.files import owner_of, require_batches
 from mlcd.service.jobs import job as jobs
 from mlcd.service.jobs.job import FINISHED, Event, JobSpec
+from mlcd.service.jobs.roots import Roots
 from mlcd.service.jobs.service import JobService
 from mlcd.service.keys.file import Key
 from mlcd.service.resources import Resources
 from mlcd.service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
-from mlcd.wire.queued_jobs import FailedShard, FailureList, Job, JobList, JobRequest, JobState
+from mlcd.wire.queued_jobs import (
+    FailedShard,
+    FailureList,
+    Job,
+    JobList,
+    JobRequest,
+    JobState,
+    UploadedImages,
+)
 
 router = APIRouter(tags=["jobs"], route_class=JsonRoute)
 _Result = TypeVar("_Result")
@@ -88,19 +99,20 @@ async def submit(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Job:
     """Submits a job that labels, embeds or indexes all images of an input that workers can read, or
-    curates embeddings.
+    curates embeddings. It labels and embeds uploaded images, too.
 
     The job is done with the model that is served now. A second request with one Idempotency-Key
     gets the job of the first.
     """
     service = _job_service(resources)
-    accept = partial(
-        _accept,
-        service,
-        _spec(_read_job(body), request, resources),
-        request.state.key,
-        _key_of_client(request, idempotency_key),
-    )
+    spec, key = _spec(read_job(body), request, resources), _key_of_client(request, idempotency_key)
+    if isinstance(body.input, UploadedImages):
+        place = partial(
+            place_upload, require_batches(resources).files, spec, body, owner_of(request)
+        )
+    else:
+        place = partial(_place, service, spec)
+    accept = partial(_accept, service, place, request.state.key, key)
     job, new = await service.ask(accept, deadline=request.state.deadline)
     response.status_code = 202 if new else 200
     response.headers["Location"] = f"/v1/jobs/{job.id}"
@@ -265,23 +277,6 @@ def _job_service(resources: Resources) -> JobService:
     return resources.jobs
 
 
-def _read_job(body: JobRequest) -> LabelJob:
-    """Returns the job that a request asks for.
-
-    Raises BadRequest for an option of other kinds.
-    """
-    fields = body.model_dump(exclude_none=True)
-    kind = body.kind
-    for name in OPTIONS:
-        if name in fields and name not in OPTIONS_OF[kind]:
-            kinds = [other_kind for other_kind, options in OPTIONS_OF.items() if name in options]
-            raise BadRequest(f"{name} is an option of {' and '.join(kinds)} jobs only", param=name)
-    job = LabelJob(**fields)
-    if kind == "curate" and job == LabelJob(kind, job.input, job.output, report=job.report):
-        raise BadRequest("a curate job needs at least one step", param="duplicates")
-    return job
-
-
 def _owner(request: Request) -> str | None:
     """Returns whose jobs a request may see: a key for some collections sees those that it
     submitted, and others see all (None).
@@ -326,14 +321,23 @@ def _spec(job: LabelJob, request: Request, resources: Resources) -> JobSpec:
     return JobSpec(**asdict(job), fingerprint=resources.encoder.fingerprint, centers=centers)
 
 
-def _accept(
-    service: JobService, spec: JobSpec, client: Key | None, key: str | None
-) -> tuple[jobs.Job, bool]:
-    spec = replace(
+def _place(service: JobService, spec: JobSpec, key: str | None) -> JobSpec:
+    """Returns the job with its paths resolved. They are the same for every key."""
+    del key
+    return replace(
         spec,
         input=service.roots.resolve_input(spec.input),
         output=service.roots.resolve_output(spec.output),
     )
+
+
+def _accept(
+    service: JobService,
+    place: Callable[[str | None], JobSpec],
+    client: Key | None,
+    key: str | None,
+) -> tuple[jobs.Job, bool]:
+    spec = place(key)
     if key is not None and (earlier := service.queue.find_submitted(key)) is not None:
         # Its output may be there by now, and another model may be served.
         if earlier.spec != replace(
@@ -341,12 +345,17 @@ def _accept(
         ):
             raise Conflict("this idempotency key belongs to another job", remedy="use a new key")
         return earlier, False
-    if spec.kind == "curate":
-        service.roots.check_embeddings(spec.input)
-    else:
-        service.roots.check_input(spec.input, url_column=spec.url_column)
-    service.roots.check_output(spec.output, input_of_job=spec.input)
+    if spec.upload is None:
+        _check_places(service.roots, spec)
     return service.queue.submit(spec, key=key, owner=None if client is None else client.id)
+
+
+def _check_places(roots: Roots, spec: JobSpec) -> None:
+    if spec.kind == "curate":
+        roots.check_embeddings(spec.input)
+    else:
+        roots.check_input(spec.input, url_column=spec.url_column)
+    roots.check_output(spec.output, input_of_job=spec.input)
 
 
 def _key_of_client(request: Request, key: str | None) -> str | None:

@@ -15,6 +15,7 @@ from mlcd.service.inference.engine.fake import FakeEncoder
 from mlcd.service.jobs.roots import Roots
 from mlcd.service.worker.failures import problem_of
 from mlcd.service.worker.task import TaskRunner, Watch
+from mlcd.service.worker.upload_results import UploadResults
 from tests.conftest import write_digits
 from tests.unit.service.worker.working import MODEL, planned_by_hand, spec, work, working
 
@@ -91,7 +92,7 @@ def test_the_code_says_what_stays(queue, job, tmp_path, monkeypatch):
 
     monkeypatch.setattr("mlcd.pipelines.ownership.lock_directory", refuse)
     equipment = Equipment(FakeEncoder(MODEL), None, num_threads=2)
-    runner = TaskRunner(equipment, Roots([str(tmp_path)]), shard_images=8)
+    runner = TaskRunner(equipment, Roots([str(tmp_path)]), UploadResults(None), shard_images=8)
     task = queue.claim("w", [runner.fingerprint], lease_s=60)
     with pytest.raises(Exception, match=r"cannot be removed") as raised:
         runner.perform(task, Watch(until_s=time.monotonic() + 60))

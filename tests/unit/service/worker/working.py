@@ -11,6 +11,7 @@ from mlcd.service.jobs.job import JobSpec
 from mlcd.service.jobs.roots import Roots
 from mlcd.service.worker.loop import Worker
 from mlcd.service.worker.task import TaskRunner, Watch
+from mlcd.service.worker.upload_results import UploadResults
 
 MODEL = "fake:sick_s=0.05"
 SLOW = "fake:latency_ms=100"
@@ -20,7 +21,12 @@ SLOW = "fake:latency_ms=100"
 def working(store, tmp_path, model=MODEL, lease_s=30.0, shard_images=8, root=None):
     with ThreadPoolExecutor(1) as computing:
         equipment = Equipment(FakeEncoder(model), None, num_threads=2)
-        runner = TaskRunner(equipment, Roots([str(root or tmp_path)]), shard_images=shard_images)
+        runner = TaskRunner(
+            equipment,
+            Roots([str(root or tmp_path)]),
+            UploadResults(None),
+            shard_images=shard_images,
+        )
         yield Worker(store, runner, computing, name="worker", lease_s=lease_s, stall_s=60.0)
 
 
@@ -47,6 +53,7 @@ def planned_by_hand(queue, tmp_path, shard_images):
     runner = TaskRunner(
         Equipment(FakeEncoder(MODEL), None, num_threads=2),
         Roots([str(tmp_path)]),
+        UploadResults(None),
         shard_images=shard_images,
     )
     return task, runner.perform(task, Watch(until_s=time.monotonic() + 60)).sizes

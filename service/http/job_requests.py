@@ -1,0 +1,81 @@
+"""Jobs as requests ask for them: the options of each kind, and uploaded images as the input."""
+
+import hashlib
+from dataclasses import replace
+from typing import Final
+
+from mlcd.label_job import OPTIONS, OPTIONS_OF, LabelJob
+from mlcd.service.errors import BadRequest
+from mlcd.service.jobs.files import JOB_FOLDER, FileStore, new_id
+from mlcd.service.jobs.job import ERRORS, JobSpec, UploadedInput
+from mlcd.service.jobs.roots import Roots
+from mlcd.wire.queued_jobs import JobRequest, ResultFormat, UploadedImages
+
+_TOKEN_CHARS: Final = 24
+_OF_LABELS: Final[frozenset[ResultFormat]] = frozenset({"csv", "coco", "zip"})
+
+
+def read_job(body: JobRequest) -> LabelJob:
+    """Returns the job that a request asks for; `place_upload` adds the places of an upload's.
+
+    Raises BadRequest for an option of other kinds, or of other inputs.
+    """
+    fields = body.model_dump(exclude_none=True, exclude={"results"})
+    kind = body.kind
+    for name in OPTIONS:
+        if name in fields and name not in OPTIONS_OF[kind]:
+            kinds = [other_kind for other_kind, options in OPTIONS_OF.items() if name in options]
+            raise BadRequest(f"{name} is an option of {' and '.join(kinds)} jobs only", param=name)
+    if isinstance(body.input, UploadedImages):
+        fields |= {"input": body.input.file, "output": ""}
+    elif body.output is None:
+        raise BadRequest("output is required where the input is a path", param="output")
+    elif body.results is not None:
+        raise BadRequest("results is an option of jobs on uploaded files only", param="results")
+    job = LabelJob(**fields)
+    if isinstance(body.input, UploadedImages):
+        _check_upload(body, job)
+    if kind == "curate" and job == LabelJob(kind, job.input, job.output, report=job.report):
+        raise BadRequest("a curate job needs at least one step", param="duplicates")
+    return job
+
+
+def _check_upload(body: JobRequest, job: LabelJob) -> None:
+    if body.kind not in ("label", "embed"):
+        raise BadRequest("a job on an uploaded file must be of kind label or embed", param="kind")
+    if body.output is not None:
+        raise BadRequest(
+            "output is for inputs that are paths: the results of an uploaded file are files",
+            param="output",
+        )
+    if job.url_column is not None:
+        raise BadRequest("url_column is for inputs that are paths", param="url_column")
+    if body.kind == "embed" and (unfit := sorted(_OF_LABELS & {*(body.results or ())})):
+        raise BadRequest(f"results of embed jobs must be parquet or jsonl, got {unfit[0]}")
+
+
+def place_upload(
+    files: FileStore, spec: JobSpec, body: JobRequest, owner: str | None, key: str | None
+) -> JobSpec:
+    """Returns the job with the paths of its uploaded file and of its work. They are the same each
+    time for one idempotency key.
+
+    Raises NotFound where the owner lacks such a file, BadRequest for one of another purpose.
+    """
+    file = files.find(spec.input, owner)
+    if file.purpose != "images":
+        raise BadRequest(
+            f"the file must have the purpose images, got {file.purpose}", param="input"
+        )
+    token = new_id("") if key is None else hashlib.sha256(key.encode()).hexdigest()[:_TOKEN_CHARS]
+    forms = [*(body.results or ["parquet"]), ERRORS]
+    path = str(files.path(file.id))
+    Roots([str(files.folder)]).check_input(path)
+    return replace(
+        spec,
+        input=path,
+        output=str(files.folder / f"{JOB_FOLDER}{token}"),
+        upload=UploadedInput(
+            file.filename, owner, {form: f"file-{token}.{form}" for form in forms}
+        ),
+    )

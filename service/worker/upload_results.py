@@ -1,0 +1,113 @@
+"""The work of jobs on uploaded files: their place, and the files that their results become."""
+
+import io
+import json
+import shutil
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any, cast
+
+from mlcd.artifacts.embeddings import ERRORS as ERRORS_FILE
+from mlcd.artifacts.manifest import open_artifact
+from mlcd.errors import ConfigInvalid, NotFound
+from mlcd.images.sources import open_source
+from mlcd.pipelines.result_files import FinishedWork, write_results
+from mlcd.service.jobs.files import FileDraft, FileStore
+from mlcd.service.jobs.job import ERRORS, JobSpec, UploadedInput
+from mlcd.service.jobs.roots import Roots
+
+
+class OtherFiles(ConfigInvalid):
+    """The server keeps its uploaded files where the worker does not look."""
+
+    name = "other-files"
+
+
+class UploadResults:
+    """The folder of uploaded files as a worker sees it. files: None for a worker without one."""
+
+    def __init__(self, files: FileStore | None) -> None:
+        self._files = files
+
+    def roots_of(self, spec: JobSpec) -> Roots:
+        """Returns the places that the job may use. Raises OtherFiles."""
+        if self._files is None or Path(spec.input).parent != self._files.folder:
+            raise OtherFiles(
+                f"the job's file is in {Path(spec.input).parent}, which this worker does not use",
+                remedy="start one with the MLCD_STATE_DIR of the server",
+            )
+        return Roots([str(self._files.folder)])
+
+    def are_written(self, upload: UploadedInput) -> bool:
+        """Returns whether all results of the job are files already."""
+        try:
+            for form, file_id in upload.results.items():
+                if form != ERRORS:
+                    self._store.find(file_id, upload.owner)
+        except NotFound:
+            return False
+        return True
+
+    def write(self, spec: JobSpec) -> None:
+        """Writes the results of a job whose artifact is published.
+
+        Raises what `FileDraft.write` raises.
+        """
+        assert spec.upload is not None
+        artifact = open_artifact(Path(spec.output))
+        source = open_source(spec.input)
+        work = FinishedWork(artifact, source, lambda key: _show_key(key, spec))
+        stem = Path(spec.upload.filename).stem
+        for form, file_id in spec.upload.results.items():
+            errors = artifact.path / ERRORS_FILE
+            if form == ERRORS and not (errors.is_file() and errors.stat().st_size):
+                continue
+            with self._store.begin(spec.upload.owner, file_id=file_id) as draft:
+                if form == ERRORS:
+                    _write_errors(errors, draft, spec)
+                else:
+                    with closing(_DraftStream(draft)) as stream:
+                        write_results(work, form, cast("IO[bytes]", stream))
+                draft.finish(f"{stem}.{_SUFFIXES.get(form, form)}", "job_output")
+
+    def clear(self, spec: JobSpec) -> None:
+        """Removes the artifact that the results were written from."""
+        shutil.rmtree(spec.output, ignore_errors=True)
+
+    @property
+    def _store(self) -> FileStore:
+        assert self._files is not None
+        return self._files
+
+
+_SUFFIXES = {"coco": "coco.json", ERRORS: "errors.jsonl"}
+
+
+class _DraftStream(io.RawIOBase):
+    """A draft as the stream that parquet and zip files are written to."""
+
+    def __init__(self, draft: FileDraft) -> None:
+        self._draft = draft
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        return self._draft.write(bytes(data))
+
+
+def _write_errors(listed: Path, draft: FileDraft, spec: JobSpec) -> None:
+    with listed.open(encoding="utf-8") as lines:
+        for line in lines:
+            error = json.loads(line)
+            error["key"] = _show_key(error["key"], spec)
+            draft.write(json.dumps(error).encode() + b"\n")
+
+
+def _show_key(key: str, spec: JobSpec) -> str:
+    """Returns the name of an image in the results: the upload is stored under another name than its
+    owner's.
+    """
+    assert spec.upload is not None
+    stored = Path(spec.input)
+    return spec.upload.filename if key == stored.name else key.removeprefix(f"{stored.stem}/")
