@@ -26,6 +26,7 @@ from mlcd.types import Embeddings, SampleKey
 
 _ROWS: Final = 1024  # read at a time
 _SCORE_DIGITS: Final = 4  # a score is a float16
+_CSV_FIELDS: Final = ("id", "similarity", "name", "cluster")
 _UNSAFE: Final = re.compile(r"[^\w .()+-]+")
 _NAME_CHARS: Final = 100
 
@@ -71,13 +72,13 @@ def _write_label_parquet(work: FinishedWork, out: IO[bytes]) -> None:
 
 
 def _write_label_csv(work: FinishedWork, out: IO[bytes]) -> None:
-    """Writes a row for each label: key, rank from 1, cluster, score, name."""
+    """Writes a row for each label. rank: from 1."""
     text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["key", "rank", "cluster", "score", "name"])
+    rows.writerow(["key", "rank", *_CSV_FIELDS])
     for key, labels in _labels(work):
         for rank, label in enumerate(labels, 1):
-            rows.writerow([key, rank, label["id"], label["score"], label["name"] or ""])
+            rows.writerow([key, rank, *(label[name] for name in _CSV_FIELDS)])
     text.detach()
 
 
@@ -101,7 +102,7 @@ def _write_coco(work: FinishedWork, out: IO[bytes]) -> None:
                 "id": annotation_id,
                 "image_id": number,
                 "category_id": label["id"],
-                "score": label["score"],
+                "score": label["similarity"],
             }
             out.write(b",\n" * (annotation_id > 0) + orjson.dumps(annotation))
             annotation_id += 1
@@ -137,7 +138,7 @@ def _write_label_zip(work: FinishedWork, out: IO[bytes]) -> None:
 
 
 def _folder_of(label: Mapping[str, Any]) -> str:
-    name = f"{label['id']} {label['name'] or ''}".strip()
+    name = f"{label['cluster']} {label['name'] or ''}".strip()
     return _UNSAFE.sub("_", name)[:_NAME_CHARS]
 
 
@@ -146,21 +147,25 @@ def _file_name(key: str) -> str:
 
 
 def _labels(work: FinishedWork) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yields the name of each image and its labels, best first."""
+    """Yields the name of each image and its labels, best first, with the fields of /v1/labels."""
     table = LabelTable(work.artifact)
     names = table.names
     for batch in table.iter_batches(_ROWS):
-        columns = (batch[name].to_pylist() for name in ("key", "ids", "scores"))
-        for key, ids, scores in zip(*columns, strict=True):
+        for row in batch.to_pylist():
+            ids = row["ids"]
+            clusters, paths = row.get("clusters", ids), row.get("paths", [None] * len(ids))
+            labels = zip(ids, row["scores"], clusters, paths, strict=True)
             yield (
-                work.show(key),
+                work.show(row["key"]),
                 [
                     {
                         "id": id_,
-                        "score": round(float(score), _SCORE_DIGITS),
+                        "similarity": round(float(score), _SCORE_DIGITS),
                         "name": None if names is None else names[id_],
+                        "cluster": cluster,
+                        "path": path,
                     }
-                    for id_, score in zip(ids, scores, strict=True)
+                    for id_, score, cluster, path in labels
                 ],
             )
 

@@ -362,14 +362,19 @@ class FileDraft:
 
 def open_files(settings: Settings) -> FileStore | None:
     """Opens the files in the state directory; None where there is none, or it cannot be written."""
-    if settings.state_dir is None:
+    folder = folder_of_files(settings)
+    if folder is None:
         return None
-    state = Path(os.path.realpath(settings.state_dir))
-    folder = state / "files"
-    place = folder if folder.exists() else state
+    place = folder if folder.exists() else folder.parent
     if place.exists() and not os.access(place, os.W_OK):
         return None  # the server only searches
     return FileStore(folder, settings.files)
+
+
+def folder_of_files(settings: Settings) -> Path | None:
+    """Returns the folder of uploaded files; None without a state directory."""
+    state = settings.state_dir
+    return None if state is None else Path(os.path.realpath(state)) / "files"
 
 
 def new_id(prefix: str) -> str:

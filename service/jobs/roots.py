@@ -55,11 +55,19 @@ class PlaceMoved(Conflict):
 class Roots:
     """Absolute folders, and URLs. Places outside get the same error, whether they exist or not.
 
-    web: how to fetch images from URLs that an input names; None to refuse such inputs.
+    web: how to fetch images from URLs that an input names; None to refuse such inputs. private: a
+    folder that counts as outside, although it may lie in one of the places.
     """
 
-    def __init__(self, places: Sequence[str], web: UrlOptions | None = None) -> None:
+    def __init__(
+        self,
+        places: Sequence[str],
+        web: UrlOptions | None = None,
+        *,
+        private: Path | None = None,
+    ) -> None:
         """Raises ConfigInvalid for a folder that does not exist."""
+        self._private = private
         urls = [place for place in places if is_url(place)]
         self._stores, self._takes_urls, self._web = StoreRoots(urls), bool(urls), web
         folders = [place for place in places if not is_url(place)]
@@ -251,7 +259,8 @@ class Roots:
 
     def _real_path(self, path: Path, param: Param) -> Path:
         real = Path(os.path.realpath(path))
-        if not any(real.is_relative_to(root) for root in self._real):
+        is_private = self._private is not None and real.is_relative_to(self._private)
+        if is_private or not any(real.is_relative_to(root) for root in self._real):
             raise OutsideRoots(param)
         return real
 

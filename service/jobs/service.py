@@ -19,6 +19,7 @@ from mlcd.errors import (
     Unavailable,
 )
 from mlcd.service.errors import RecordDamaged
+from mlcd.service.jobs.files import folder_of_files
 from mlcd.service.jobs.job import JobState, QueueStats
 from mlcd.service.jobs.queue import Queue
 from mlcd.service.jobs.roots import Roots
@@ -113,7 +114,9 @@ def open_jobs(settings: Settings, *, late: bool = False) -> Iterator[tuple[Queue
     """Opens the queue and the folders that jobs may use. Raises ConfigInvalid; late: see
     `open_queue`.
     """
-    roots = Roots(settings.jobs.roots, settings.fetch.url_options)
+    roots = Roots(
+        settings.jobs.roots, settings.fetch.url_options, private=folder_of_files(settings)
+    )
     with closing(open_queue(settings, late=late)) as queue:
         yield queue, roots
 

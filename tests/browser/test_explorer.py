@@ -401,6 +401,38 @@ def test_a_job_is_submitted_followed_to_its_end_and_refused_outside_the_roots(
     page.shows("succeeded", within=".jobs")
 
 
+def test_an_archive_of_this_computer_is_uploaded_labeled_and_downloaded(
+    walk, page, explored, photographs, centers, tmp_path
+):
+    archive = Path(shutil.make_archive(str(tmp_path / "my pictures"), "zip", photographs))
+    walk(explored, "#/jobs")
+    page.choose(".submit input[type=file]", archive)
+    page.until("document.querySelectorAll('.submit input[name=results]').length === 5")
+    assert page.count(".submit input[name=input]") == 0
+    page.click(".submit input[value=csv]")
+    page.click(".submit button")
+    page.shows("queued", within=".state")
+    done = run_mlcd(
+        *("worker", "--model", "hog", "--centers", centers, "--state", explored.state, "--drain"),
+        env={**os.environ, "MLCD_JOBS__ROOTS": str(explored.roots)},
+    )
+    assert done.returncode == 0, done.stderr
+    page.shows("Results")
+    page.downloads_into(tmp_path)
+    page.click("section[aria-labelledby=results] button", "csv")
+    until((tmp_path / "my pictures.csv").exists, 30)
+    with (tmp_path / "my pictures.csv").open(encoding="utf-8", newline="") as file:
+        keys = {row["key"] for row in csv.DictReader(file)}
+    assert len(keys) == sum(path.is_file() for path in photographs.rglob("*"))
+
+    (tmp_path / "text.zip").write_text("no pictures")
+    walk(explored, "#/jobs")
+    page.choose(".submit input[type=file]", tmp_path / "text.zip")
+    page.click(".submit button")
+    page.shows("neither an image nor an archive")
+    page.problems.clear()  # the browser's own line about the refusal
+
+
 def test_a_curation_is_submitted_with_what_the_form_says(walk, page, explored, photographs):
     embeddings = explored.roots / "embeddings"
     assert run_mlcd("embed", photographs, embeddings, "--model", "hog").returncode == 0

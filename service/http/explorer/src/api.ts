@@ -62,6 +62,9 @@ async function problemOf(response: Response): Promise<Problem> {
   try {
     const problem = await response.json();
     if (typeof problem.detail === "string") return problem;
+    // The routes of files answer as OpenAI's do.
+    const detail = problem.error?.message;
+    if (typeof detail === "string") return { type: problem.error.code ?? "", title: "", detail };
   } catch {
     // A proxy answers with a page of its own.
   }

@@ -152,7 +152,8 @@ export interface Job {
   kind: string;
   state: JobState;
   input: string;
-  output: string;
+  output: string | null;
+  results: Record<string, string> | null;
   created: string;
   started: string | null;
   ended: string | null;

@@ -9,6 +9,7 @@ import { useLoaded } from "../loaded";
 import { Failure, Heading, Loading, Once } from "../parts";
 import { href } from "../route";
 import { count, counted, when } from "../text";
+import { download } from "../uploads";
 import type { Failures, Job } from "../wire";
 import { Progress, State } from "./jobs";
 
@@ -31,6 +32,7 @@ export function JobView({ id }: { id: string }) {
       {error && <Failure error={error} again={connection.refresh} />}
       {!job && !error && <Loading />}
       {job && <Described job={job} />}
+      {job?.results && <Results files={job.results} />}
       {job && <Reasons job={job} />}
     </>
   );
@@ -107,6 +109,30 @@ function Described({ job }: { job: Job }) {
         )}
       </dl>
     </>
+  );
+}
+
+/** The files of a job on uploaded images. */
+function Results({ files }: { files: Record<string, string> }) {
+  const [wrong, setWrong] = useState("");
+  return (
+    <section aria-labelledby="results">
+      <h2 id="results">Results</h2>
+      <p class="tools">
+        {Object.entries(files).map(([format, id]) => (
+          <button
+            type="button"
+            key={format}
+            onClick={() => void download(id).catch((error: Error) => setWrong(error.message))}
+          >
+            {format}
+          </button>
+        ))}
+        <span role="alert" class="wrong">
+          {wrong}
+        </span>
+      </p>
+    </section>
   );
 }
 

@@ -6,6 +6,7 @@ import type { TargetedSubmitEvent } from "preact";
 import { askJson } from "../api";
 import { Field } from "../parts";
 import { go, href } from "../route";
+import { upload } from "../uploads";
 import type { Job } from "../wire";
 
 type Kind = "label" | "embed" | "index" | "curate";
@@ -18,15 +19,32 @@ const KINDS: Record<Kind, { gives: string; output: string }> = {
 };
 const ISSUES = ["odd-size", "odd-aspect", "dark", "light", "low-information", "blurry"];
 
+const OF_UPLOADS: Kind[] = ["label", "embed"];
+const FORMATS = { label: ["parquet", "csv", "jsonl", "coco", "zip"], embed: ["parquet", "jsonl"] };
+
 export function Submit() {
   const [kind, setKind] = useState<Kind>("label");
+  const [file, setFile] = useState<File | null>(null);
   const [wrong, setWrong] = useState("");
+  const [told, setTold] = useState("");
+  const uploaded = OF_UPLOADS.includes(kind) ? file : null;
   const submit = async (event: TargetedSubmitEvent<HTMLFormElement>) => {
     event.preventDefault();
+    const form = new FormData(event.currentTarget);
+    setWrong("");
     try {
-      const job = await askJson<Job>("v1/jobs", { json: request(kind, new FormData(event.currentTarget)) });
+      const json: Record<string, unknown> = request(kind, form);
+      if (uploaded) {
+        const tell = (share: number) => setTold(`Uploading, ${Math.round(100 * share)} %`);
+        tell(0);
+        json.input = { file: await upload(uploaded, tell) };
+        json.output = undefined;
+        json.results = form.getAll("results");
+      }
+      const job = await askJson<Job>("v1/jobs", { json });
       go(href(["jobs", job.id]));
     } catch (error) {
+      setTold("");
       setWrong((error as Error).message);
     }
   };
@@ -45,23 +63,25 @@ export function Submit() {
             </select>
           )}
         </Field>
-        <Field label="Input, as workers see it">
-          {(id) => (
-            <input
-              id={id}
-              name="input"
-              required
-              placeholder={kind === "curate" ? "/data/embeddings" : "/data/photos or /data/*.tar"}
-              size={32}
-            />
-          )}
-        </Field>
-        <Field label="Output, which must not exist yet">
-          {(id) => <input id={id} name="output" required placeholder={`/data/${KINDS[kind].output}`} size={32} />}
-        </Field>
+        {OF_UPLOADS.includes(kind) && (
+          <Field label="Images of this computer: a zip, tar or parquet file, or one picture">
+            {(id) => (
+              <input
+                id={id}
+                type="file"
+                accept=".zip,.tar,.parquet,image/*"
+                onChange={(event) => setFile(event.currentTarget.files?.[0] ?? null)}
+              />
+            )}
+          </Field>
+        )}
+        {uploaded ? <Results formats={FORMATS[kind as keyof typeof FORMATS]} /> : <Places kind={kind} />}
         {kind === "label" && <OfLabels />}
         {kind === "curate" && <OfCuration />}
-        <button>Submit</button>
+        <button disabled={told !== ""}>Submit</button>
+        <p role="status" class="soft">
+          {told}
+        </p>
         <p role="alert" class="wrong">
           {wrong}
         </p>
@@ -69,6 +89,36 @@ export function Submit() {
     </section>
   );
 }
+
+const Places = ({ kind }: { kind: Kind }) => (
+  <>
+    <Field label={OF_UPLOADS.includes(kind) ? "Or the input, as workers see it" : "Input, as workers see it"}>
+      {(id) => (
+        <input
+          id={id}
+          name="input"
+          required
+          placeholder={kind === "curate" ? "/data/embeddings" : "/data/photos or /data/*.tar"}
+          size={32}
+        />
+      )}
+    </Field>
+    <Field label="Output, which must not exist yet">
+      {(id) => <input id={id} name="output" required placeholder={`/data/${KINDS[kind].output}`} size={32} />}
+    </Field>
+  </>
+);
+
+const Results = ({ formats }: { formats: string[] }) => (
+  <fieldset>
+    <legend>Results</legend>
+    {formats.map((format, index) => (
+      <label class="choice" key={format}>
+        <input type="checkbox" name="results" value={format} defaultChecked={index === 0} /> {format}
+      </label>
+    ))}
+  </fieldset>
+);
 
 /** The body of the request: the fields of the form that are filled in. */
 function request(kind: Kind, given: FormData) {
