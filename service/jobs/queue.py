@@ -221,13 +221,12 @@ class Queue:
         lease_s: float,
         exclude: Collection[str] = (),
     ) -> Work | None:
-        """Leases the next task of the oldest job of these models; None if no task is waiting.
+        """Leases the next task of these models; None if no task is waiting.
 
-        exclude: ids of jobs to leave out.
+        API keys take turns; of one key, the oldest job is first. exclude: ids of jobs to leave out.
         """
-        for job_id in self._database.due(
-            fingerprints, lease_s=lease_s, exclude={*exclude, *self._damaged}
-        ):
+        due = self._database.due(fingerprints, lease_s=lease_s, exclude={*exclude, *self._damaged})
+        for job_id in self._order_fairly(due):
             if (work := self._lease(job_id, worker, lease_s=lease_s)) is not None:
                 return work
         return None
@@ -361,6 +360,25 @@ class Queue:
 
     def _read(self, job_id: str) -> StoredJob:
         return _require(self._database.read(job_id) if _is_id(job_id) else None)
+
+    def _order_fairly(self, job_ids: Sequence[str]) -> list[str]:
+        """Orders jobs so that the key comes first for which workers have done nothing for the
+        longest time.
+        """
+        if len(job_ids) < 2:
+            return [*job_ids]
+        owner_of: dict[str, str | None] = {}
+        served_s: dict[str | None, float] = {}
+        for job_id in job_ids:
+            try:
+                record = self._database.read(job_id)
+            except RecordDamaged:
+                record = None  # `_lease` logs it
+            owner = None if record is None else record.owner
+            owner_of[job_id] = owner
+            heard_s = 0.0 if record is None else record.heard_s
+            served_s[owner] = max(served_s.get(owner, 0.0), heard_s)
+        return sorted(job_ids, key=lambda job_id: served_s[owner_of[job_id]])
 
     def _lease(self, job_id: str, worker: str, *, lease_s: float) -> Work | None:
         def step(transaction: Transaction) -> Work | None:

@@ -5,19 +5,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from mlcd.artifacts.copies import forget
 from mlcd.errors import Overloaded, Unavailable
-from mlcd.locations import artifact_path
+from mlcd.locations import artifact_path, is_url
 from mlcd.pipelines.shard import Equipment, Shards, discard, open_shards
 from mlcd.service.jobs.job import MAX_ATTEMPTS, JobSpec, Work
 from mlcd.service.jobs.roots import Roots
 from mlcd.service.worker.failures import EngineDown, OtherCenters, Stopped
 from mlcd.service.worker.upload_results import UploadResults
 from mlcd.types import Fingerprint
+
+_MOST_OPENED: Final = 4  # jobs of several keys take turns
 
 
 @dataclass
@@ -84,8 +86,8 @@ class TaskRunner:
     ) -> None:
         self._equipment, self._roots, self._shard_images = equipment, roots, shard_images
         self._uploads = uploads
-        self._opened: tuple[str, Shards] | None = None
-        self._output: Path | None = None
+        self._opened: dict[str, Shards] = {}  # by job, the last used last
+        self._output: str | None = None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -101,7 +103,7 @@ class TaskRunner:
         try:
             return self._perform(work, watch)
         except Exception as error:
-            self._opened = None
+            self._opened.pop(work.job_id, None)
             is_busy = isinstance(error, Overloaded)  # with the requests of servers
             if is_busy or (type(error) is Unavailable and not self._engine_works(watch)):
                 raise EngineDown from error
@@ -109,9 +111,9 @@ class TaskRunner:
 
     def _perform(self, work: Work, watch: Watch) -> Outcome:
         self._roots_of(work.spec).check_places(work.spec.input, work.spec.output)
-        self._work_at(artifact_path(work.spec.output))
+        self._work_at(work.spec.output)
         if work.stage == "discard":
-            self._opened = None
+            self._opened.pop(work.job_id, None)
             discard(work.spec, owner=work.job_id)
             return Outcome()
         upload = work.spec.upload
@@ -140,22 +142,25 @@ class TaskRunner:
     def _roots_of(self, spec: JobSpec) -> Roots:
         return self._roots if spec.upload is None else self._uploads.roots_of(spec)
 
-    def _work_at(self, output: Path) -> None:
+    def _work_at(self, output: str) -> None:
         """Keeps copies of one output at a URL, and no others."""
         if output != self._output:
             self.forget()
             self._output = output
 
     def forget(self) -> None:
-        """Removes the copies of an output at a URL."""
-        if self._output is not None:
-            forget(self._output)
+        """Removes the copies of an output at a URL, and what was opened over them."""
+        if self._output is not None and is_url(self._output):
+            forget(artifact_path(self._output))
+            self._opened.clear()
         self._output = None
 
     def _shards(self, work: Work) -> Shards:
-        """Returns the shards of a job; lists its input once, as long as nothing goes wrong."""
-        if self._opened is None or self._opened[0] != work.job_id or work.stage == "plan":
-            self._opened = None
+        """Returns the shards of a job; lists its input once, as long as nothing goes wrong and few
+        other jobs come between.
+        """
+        shards = self._opened.pop(work.job_id, None)
+        if shards is None or work.stage == "plan":
             self._check_centers(work)
             source, roots = work.spec.input, self._roots_of(work.spec)
             of_images = work.spec.kind != "curate"
@@ -170,8 +175,10 @@ class TaskRunner:
             )
             if work.stage != "plan":
                 shards.check()
-            self._opened = work.job_id, shards
-        return self._opened[1]
+        self._opened[work.job_id] = shards
+        while len(self._opened) > _MOST_OPENED:
+            del self._opened[next(iter(self._opened))]
+        return shards
 
     def _check_centers(self, work: Work) -> None:
         centers = self._equipment.centers

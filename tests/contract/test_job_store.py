@@ -65,6 +65,28 @@ def test_a_worker_gets_work_of_its_models_only_and_the_oldest_first(store):
     assert claim(store, models=[MODEL, OTHER]).job_id == foreign
 
 
+def test_keys_take_turns_and_a_key_s_own_jobs_come_by_age(store):
+    """A small job of one key ends soon while a large one of another is done."""
+    large, later = (store.submit(spec(number), owner="a")[0].id for number in (0, 1))
+    store.finish_plan(claim(store), [10] * 50)
+    for _ in range(3):
+        work = claim(store)
+        assert work.job_id == large
+        store.complete(work)
+    small = store.submit(spec(2), owner="b")[0].id
+    order = []
+    while store.get(small).state != "succeeded":
+        work = claim(store)
+        order.append(work.job_id)
+        if work.stage == "plan":
+            store.finish_plan(work, [10, 10])
+        else:
+            store.complete(work)
+    assert order == [small, large, small, large, small, large, small]
+    assert claim(store).job_id == large
+    assert store.get(later).state == "queued"
+
+
 def test_a_task_whose_lease_has_ended_is_leased_again_and_counted(store):
     planned(store, [10])
     lost = claim(store, "lost", SHORT_S)
