@@ -1,0 +1,184 @@
+"""Batches, jobs on uploads and their webhooks, while server, worker and Redis are killed at random
+moments: nothing is lost, nothing is there twice.
+"""
+
+import contextlib
+import io
+import json
+import os
+import random
+import signal
+import time
+import zipfile
+
+import httpx
+import pytest
+from tests.integration.test_webhooks import Receiver, allowing, is_signed
+
+from tests.conftest import start_mlcd, write_digits
+from tests.integration.running import Server, until
+from tests.integration.test_batches import request_lines, to_jsonl
+from tests.unit.service.cached import redis_server
+
+NUM_KILLS = 20
+NUM_LINES = 60
+PASSING = (httpx.TransportError, httpx.TimeoutException)
+
+
+class Stack:
+    """A server, a worker and a Redis, of which each can be killed."""
+
+    def __init__(self, model, folder, redis, receiver):
+        self.redis = redis
+        self.settings = {
+            "state_dir": folder / "state",
+            "redis_url": self.redis.url,
+            "jobs__roots": folder,
+            "jobs__shard_images": 8,
+            "jobs__lease_s": 2,
+            **allowing(receiver.port),
+        }
+        self.log = (folder / "log.txt").open("a")
+        self.server = Server(model, output=self.log, **self.settings)
+        self.model = model
+        self.start_worker()
+        self.server.wait_ready()
+
+    def start_worker(self):
+        given = {f"MLCD_{name.upper()}": str(value) for name, value in self.settings.items()}
+        arguments = ("worker", "--model", self.model)
+        environment = {**os.environ, **given}
+        self.worker = start_mlcd(*arguments, env=environment, stdout=self.log)
+
+    def kill(self, name):
+        """Kills a process, and starts it again."""
+        if name == "server":
+            _kill(self.server.process)
+            self.server.start_again()
+        elif name == "worker":
+            _kill(self.worker)
+            self.start_worker()
+        else:
+            self.redis.stop()
+            time.sleep(0.2)
+            self.redis.start()
+
+    def close(self):
+        for process in (self.worker, self.server.process):
+            _kill(process)
+        self.log.close()
+
+
+def _kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def persist(call):
+    """Returns the answer of a call that is repeated until the server gives it."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with contextlib.suppress(*PASSING):
+            answer = call()
+            if answer.status_code not in (429, 502, 503, 504):
+                assert answer.is_success, answer.text
+                return answer
+        time.sleep(0.2)
+    raise AssertionError("the server does not come back")
+
+
+@pytest.mark.slow
+@pytest.mark.redis
+@pytest.mark.timeout(900)
+def test_twenty_kills_lose_nothing_and_repeat_nothing(journey, tmp_path):
+    rng = random.Random(54)
+    images = write_digits(tmp_path / "images", 60)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted(images.rglob("*.png")):
+            archive.write(path, path.name)
+    durable = ("--appendonly", "yes", "--appendfsync", "always")
+    with Receiver() as receiver, redis_server(tmp_path, *durable) as redis:
+        stack = Stack(journey / "model", tmp_path, redis, receiver)
+        try:
+            with httpx.Client(base_url=stack.server.url, timeout=20) as client:
+                model = client.get("/v1/info").json()["model"]
+                lines = request_lines(NUM_LINES, model=model)
+                ids, webhook = _play(stack, client, receiver, rng, lines, packed.getvalue())
+                _check(client, ids, lines, receiver, webhook)
+        finally:
+            stack.close()
+
+
+def _play(stack, client, receiver, rng, lines, packed):
+    """Submits batches and jobs between the kills; returns their ids and the webhook."""
+    webhook = persist(
+        lambda: client.post("/v1/webhook_endpoints", json={"name": "ends", "url": receiver.url})
+    ).json()
+    batch_ids, job_ids = [], []
+    for number in range(NUM_KILLS):
+        if number % 4 == 0:
+            batch_ids.append(_begin_batch(client, lines))
+            job_ids.append(_begin_job(client, packed, key=f"job {number}"))
+        time.sleep(rng.uniform(0.1, 2.5))
+        stack.kill(rng.choice(["server", "worker", "redis"]))
+    return (batch_ids, job_ids), webhook
+
+
+def _begin_batch(client, lines):
+    file = {"file": ("in.jsonl", to_jsonl(lines))}
+    upload = persist(lambda: client.post("/v1/files", files=file, data={"purpose": "batch"}))
+    body = {
+        "input_file_id": upload.json()["id"],
+        "endpoint": "/v1/embeddings",
+        "completion_window": "24h",
+    }
+    return persist(lambda: client.post("/v1/batches", json=body)).json()["id"]
+
+
+def _begin_job(client, packed, key):
+    file = {"file": ("digits.zip", packed)}
+    upload = persist(lambda: client.post("/v1/files", files=file, data={"purpose": "images"}))
+    body = {"kind": "embed", "input": {"file": upload.json()["id"]}, "results": ["jsonl"]}
+    headers = {"Idempotency-Key": key.replace(" ", "-")}
+    return persist(lambda: client.post("/v1/jobs", json=body, headers=headers)).json()["id"]
+
+
+def _check(client, ids, lines, receiver, webhook):
+    batch_ids, job_ids = ids
+
+    def all_ended():
+        batches = [persist(lambda: client.get(f"/v1/batches/{id_}")).json() for id_ in batch_ids]  # noqa: B023
+        jobs = [persist(lambda: client.get(f"/v1/jobs/{id_}")).json() for id_ in job_ids]  # noqa: B023
+        states = [batch["status"] for batch in batches] + [job["state"] for job in jobs]
+        assert not {*states} & {"failed", "expired", "cancelled", "canceled"}, (batches, jobs)
+        return {*states} == {"completed", "succeeded"}
+
+    until(all_ended, 240)
+    expected = [
+        persist(lambda: client.post("/v1/embeddings", json=line["body"])).content  # noqa: B023
+        for line in lines
+    ]
+    for batch_id in batch_ids:
+        output = persist(lambda: client.get(f"/v1/batches/{batch_id}")).json()["output_file_id"]  # noqa: B023
+        written = client.get(f"/v1/files/{output}/content").content.splitlines()
+        for line, row, answer in zip(lines, written, expected, strict=True):
+            assert json.loads(row)["custom_id"] == line["custom_id"]
+            assert b'"body":' + answer + b"}" in row
+    contents = []
+    for job_id in job_ids:
+        job = persist(lambda: client.get(f"/v1/jobs/{job_id}")).json()  # noqa: B023
+        assert (job["progress"]["done"], job["progress"]["failed_items"]) == (60, 0)
+        contents.append(client.get(f"/v1/files/{job['results']['jsonl']}/content").content)
+    assert len({*contents}) == 1
+    assert len({json.loads(line)["key"] for line in contents[0].splitlines()}) == 60
+
+    wanted = {*batch_ids, *job_ids}
+    until(lambda: {event["data"]["id"] for event in receiver.events} >= wanted, 120)
+    event_ids = {}
+    for message, event in zip(receiver.messages, receiver.events, strict=True):
+        assert is_signed(message, webhook["signing_secret"])
+        assert message[0]["webhook-id"] == event["id"]
+        event_ids.setdefault(event["data"]["id"], set()).add(event["id"])
+    assert {*event_ids} == wanted
+    assert all(len(ids) == 1 for ids in event_ids.values())  # one id for each end
