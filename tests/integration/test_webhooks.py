@@ -5,6 +5,8 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -15,9 +17,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
+from mlcd.service.jobs.job import JobProblem
+from mlcd.service.jobs.service import open_queue
 from mlcd.service.keys.file import create_key, revoke_key
-from tests.conftest import free_port
-from tests.integration.running import Server, asking, until
+from mlcd.service.settings import read_settings
+from tests.conftest import free_port, write_digits
+from tests.integration.running import Server, asking, children, exists, until
 from tests.integration.test_batches import begin, request_lines, to_jsonl, wait_ended
 
 ROUTE = "/v1/webhook_endpoints"
@@ -290,8 +295,11 @@ def test_a_killed_server_loses_no_event_and_two_processes_send_none_twice(tmp_pa
         assert webhook["signing_secret"] == SECRET
         content = to_jsonl(request_lines(2, model=model))
         batches = [wait_ended(client, begin(client, content))["id"] for _ in range(3)]
-        server.process.kill()
+        processes = [*children(server.process.pid), server.process.pid]
+        for each in processes:
+            os.kill(each, signal.SIGKILL)
         server.process.wait()
+        until(lambda: not any(map(exists, processes)), 10)
         with Receiver(port) as receiver:  # it was down until here
             server.start_again()
             server.wait_ready()
@@ -339,3 +347,46 @@ def test_each_key_has_webhooks_of_its_own(tmp_path):
         revoke_key(keys, ann.id, now=datetime.now(UTC))
         time.sleep(8)  # the next attempt comes after 5 s
         assert len(receiver.messages) == 2
+
+
+def test_the_ends_of_jobs_are_told_each_once_and_a_retry_anew(receiver, tmp_path):
+    receiver.messages.clear()
+    images, state = tmp_path / "images", tmp_path / "state"
+    write_digits(images, 2)
+    settings = {"state_dir": state, "jobs__roots": tmp_path, **allowing(receiver.port)}
+    queue = open_queue(read_settings({"model": "hog", "state_dir": str(state)}))
+    server = Server("pixels", output=subprocess.DEVNULL, **settings).wait_ready()
+    with contextlib.closing(queue), httpx.Client(base_url=server.url) as client:
+
+        def submit(name):
+            job = {"kind": "embed", "input": str(images), "output": str(tmp_path / name)}
+            return client.post("/v1/jobs", json=job).json()["id"]
+
+        def claim():
+            return queue.claim("hand", [fingerprint], lease_s=60)
+
+        fingerprint = client.get("/v1/info").json()["fingerprint"]
+        client.delete(f"/v1/jobs/{submit('before')}")
+        time.sleep(0.01)
+        register(client, receiver.url)
+        canceled, ended = submit("a"), submit("b")
+        client.delete(f"/v1/jobs/{canceled}")
+        queue.fail(claim(), JobProblem("by-hand", "by a test"), fatal=True)
+        until(lambda: len(receiver.messages) == 2, 20)
+        client.post(f"/v1/jobs/{ended}/retry")
+        queue.finish_plan(claim(), [2])
+        while (work := claim()) is not None:
+            queue.complete(work)
+        until(lambda: len(receiver.messages) == 3, 20)
+        server.process.kill()
+        server.process.wait()
+        server.start_again()
+        server.wait_ready()
+        time.sleep(3)
+        assert Counter((event["type"], event["data"]["id"]) for event in receiver.events) == {
+            ("job.canceled", canceled): 1,
+            ("job.failed", ended): 1,
+            ("job.succeeded", ended): 1,
+        }
+        assert len({event["id"] for event in receiver.events}) == 3
+    server.stop()
