@@ -38,7 +38,7 @@ from mlcd.service.log import Log
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
 # Settings of `mlcd jobs`, which a shell that starts a server may have, too.
-_OF_CLIENTS = frozenset({"MLCD_API_KEY"})
+_OF_CLIENTS = frozenset({"MLCD_API_KEY", "MLCD_WEBHOOK_SECRET"})
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from mlcd.backoff import read_retry_after
 from mlcd.errors import ImageRejected, InvalidInput, MlcdError, NotFound
 from mlcd.fetching.resolver import LookUp, system_addresses
 from mlcd.service.errors import BadRequest, RecordDamaged, Unauthorized
@@ -149,7 +149,7 @@ class WebhookSender:
             _log.warning("%s of %s is given up", event.id, webhook.id)
 
     async def _attempt(self, delivery: Delivery) -> tuple[int | None, float]:
-        """Returns the status of the answer, if there was one, and its Retry-After in seconds.
+        """Returns the status of the answer, if there was one, and its Retry-After in seconds or 0.
 
         Of an owner whose key is not valid any more nothing is sent. Raises Unavailable where that
         cannot be told.
@@ -162,7 +162,8 @@ class WebhookSender:
             answer = await self.send(delivery.webhook, delivery.event)
         except InvalidInput:
             return None, 0.0
-        return answer.status, _read_retry_after(answer.fields.get(b"retry-after", b""))
+        header = answer.fields.get(b"retry-after", b"").decode("latin-1")
+        return answer.status, read_retry_after(header) or 0.0
 
     async def _add_ends_of_jobs(self) -> None:
         if self._queue is not None and time.monotonic() >= self._jobs_due_s:
@@ -202,13 +203,3 @@ def _new_client(settings: Webhooks, look_up: LookUp) -> "UrlClient":
 
     policy = FetchPolicy(settings.allow, settings.networks, settings.ports)
     return UrlClient(policy, look_up=look_up)
-
-
-def _read_retry_after(value: bytes) -> float:
-    """Returns the seconds of a header, which has seconds or a date; 0 for any other."""
-    text = value.decode("latin-1").strip()
-    if text.isascii() and text.isdigit():
-        return float(text)
-    with suppress(ValueError):
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    return 0.0

@@ -21,7 +21,7 @@ from mlcd.service.jobs.job import JobProblem
 from mlcd.service.jobs.service import open_queue
 from mlcd.service.keys.file import create_key, revoke_key
 from mlcd.service.settings import read_settings
-from tests.conftest import free_port, write_digits
+from tests.conftest import call_mlcd, free_port, write_digits
 from tests.integration.running import Server, asking, children, exists, until
 from tests.integration.test_batches import begin, request_lines, to_jsonl, wait_ended
 
@@ -225,6 +225,22 @@ def test_a_test_names_the_event_and_says_what_is_wrong(client, receiver, hook):
     refused = client.post(f"{url}/test")
     assert refused.status_code == 422
     assert "could not be reached" in refused.json()["error"]["message"]
+
+
+def test_the_command_tells_what_the_receiver_answers(client, receiver, hook):
+    def run(*arguments):
+        done = call_mlcd("jobs", "webhook-test", *arguments, "--url", client.base_url)
+        return done.returncode, done.stdout + done.stderr
+
+    assert run(receiver.url) == (0, "the receiver answered 204\n")
+    receiver.answers = [401]
+    assert run(receiver.url, "--secret", SECRET) == (1, "the receiver answered 401\n")
+    by_webhook, by_secret = receiver.messages
+    assert is_signed(by_webhook, hook["signing_secret"])
+    assert is_signed(by_secret, SECRET)
+    status, told = run("https://127.0.0.1/")
+    assert (status, "MLCD_WEBHOOKS__ALLOW" in told) == (2, True)
+    assert [each["id"] for each in client.get(ROUTE).json()["data"]] == [hook["id"]]
 
 
 @pytest.mark.parametrize(
