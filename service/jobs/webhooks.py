@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Self, cast, get_args
 
 import orjson
@@ -61,12 +61,12 @@ class Webhook:
 
     id: str
     owner: str | None
-    url: str
+    url: str = field(repr=False)
     name: str
     event_types: tuple[EventType, ...]
     created_s: float
-    secret: str
-    old_secret: str | None = None
+    secret: str = field(repr=False)
+    old_secret: str | None = field(default=None, repr=False)
     old_until_s: float = 0.0
     is_enabled: bool = True
 
