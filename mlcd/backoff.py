@@ -1,6 +1,8 @@
 """Pauses between retries of an operation that fails temporarily."""
 
 import random
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 
 class Backoff:
@@ -26,3 +28,16 @@ class Backoff:
         self._pause_s = min(self._most_s, max(self._first_s, 2 * self._pause_s))
         # jitter spreads load; it needs no secure randomness
         return pause_s + random.random() * min(pause_s, self._jitter_s)  # noqa: S311
+
+
+def read_retry_after(header: str | None) -> float | None:
+    """Returns the seconds of a Retry-After header (a number or a date); None if it has neither."""
+    if header is None:
+        return None
+    if header.strip().isdecimal():
+        return float(header)
+    try:
+        retry_at = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    return max(0.0, (retry_at.astimezone(UTC) - datetime.now(UTC)).total_seconds())

@@ -56,6 +56,8 @@ from mlcd.service.jobs.files import FileStore, open_files
 from mlcd.service.jobs.queue import Queue
 from mlcd.service.jobs.roots import Roots
 from mlcd.service.jobs.service import JobService, open_job_service, open_jobs
+from mlcd.service.jobs.webhook_sender import WebhookSender
+from mlcd.service.jobs.webhooks import WebhookStore
 from mlcd.service.keys.rates import RateLimiter, open_rate_limiter
 from mlcd.service.keys.ring import KeyRing
 from mlcd.service.settings import Settings
@@ -81,6 +83,7 @@ class Resources:
     clusters and layouts. opening: one thread for collections that arrive. scraping: one thread for
     metrics of a store that may not answer. keys: None where no key is needed. jobs: None where no
     folders for jobs are named. batches: with their files; None without a state directory.
+    webhooks: None where no hosts for them are named, or without a state directory.
     """
 
     settings: Settings
@@ -102,6 +105,7 @@ class Resources:
     fetcher: Fetcher
     jobs: JobService | None
     batches: BatchStore | None
+    webhooks: WebhookSender | None
 
     @property
     def engine(self) -> Engine:
@@ -266,6 +270,8 @@ async def _open_all(
     jobs = await stack.enter_async_context(open_job_service(settings))
     if jobs is not None:
         await stack.enter_async_context(_running(jobs.count(metrics)))
+    batches = _open_batches(stack, settings)
+    webhooks = await _open_webhooks(stack, settings, batches, jobs, keys, metrics)
     switch = await stack.enter_async_context(ModelSwitch(shared, folder, model, opened))
     metrics.names_damaged(lambda: switch.has_damaged_names)
     return Resources(
@@ -287,7 +293,8 @@ async def _open_all(
         rate_limiter=rate_limiter,
         fetcher=fetcher,
         jobs=jobs,
-        batches=_open_batches(stack, settings),
+        batches=batches,
+        webhooks=webhooks,
     )
 
 
@@ -297,6 +304,28 @@ def _open_batches(stack: AsyncExitStack, settings: Settings) -> BatchStore | Non
         return None
     stack.callback(files.close)
     return BatchStore(files)
+
+
+async def _open_webhooks(
+    stack: AsyncExitStack,
+    settings: Settings,
+    batches: BatchStore | None,
+    jobs: JobService | None,
+    keys: KeyRing | None,
+    metrics: Metrics,
+) -> WebhookSender | None:
+    if batches is None or not settings.webhooks.allow:
+        return None
+    sender = WebhookSender(
+        WebhookStore(batches.files),
+        settings.webhooks,
+        metrics,
+        queue=None if jobs is None else jobs.queue,
+        check_owner=(lambda _: None) if keys is None else keys.find,
+    )
+    await stack.enter_async_context(sender)
+    await stack.enter_async_context(_running(sender.run()))
+    return sender
 
 
 @contextmanager

@@ -38,7 +38,7 @@ from mlcd.service.log import Log
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
 # Settings of `mlcd jobs`, which a shell that starts a server may have, too.
-_OF_CLIENTS = frozenset({"MLCD_API_KEY"})
+_OF_CLIENTS = frozenset({"MLCD_API_KEY", "MLCD_WEBHOOK_SECRET"})
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -144,18 +144,31 @@ class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     """Share of requests that are traced, where the caller has not decided."""
 
 
-class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The fetching of images by URL."""
+class Reach(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The hosts that the server sends requests to, on behalf of its clients."""
 
     allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_hosts)] = ()
-    """Hosts to fetch from, with commas: example.com, *.example.com (all names below), * (any public
-    host). Default: none."""
+    """Hosts, with commas: example.com, *.example.com (all names below), * (any public host).
+    Default: none."""
     networks: Annotated[
         tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)
     ] = ()
     """Networks, with commas, in which those hosts may have private addresses: 10.1.0.0/16."""
     ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_ports)] = (80, 443)
-    """Ports to fetch from, with commas."""
+    """Ports, with commas."""
+
+    @model_validator(mode="after")
+    def _inside_only_by_name(self) -> Self:
+        if ANY_HOST in self.allow and self.networks:
+            raise ValueError(
+                "allow=* reaches public addresses only: name the hosts that are in networks"
+            )
+        return self
+
+
+class Fetch(Reach, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The fetching of images by URL."""
+
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for all images of a request together."""
     max_redirects: Annotated[int, Field(ge=0, le=10)] = 3
@@ -178,13 +191,12 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
             timeout=self.timeout_s,
         )
 
-    @model_validator(mode="after")
-    def _inside_only_by_name(self) -> Self:
-        if ANY_HOST in self.allow and self.networks:
-            raise ValueError(
-                "allow=* reaches public addresses only: name the hosts that are in networks"
-            )
-        return self
+
+class Webhooks(Reach, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The hosts that webhooks may be at; webhooks need MLCD_STATE_DIR."""
+
+    ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_ports)] = (443,)
+    """Ports, with commas. http:// needs its port here, such as 80."""
 
 
 class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -397,6 +409,7 @@ class Settings(BaseSettings):
     triton: Triton = Triton()
     jobs: Jobs = Jobs()
     files: Files = Files()
+    webhooks: Webhooks = Webhooks()
     collections: StoredCollections = StoredCollections()
     thumbnails: Thumbnails = Thumbnails()
     explore: Explore = Explore()

@@ -86,6 +86,21 @@ FILES_SWEEP_S: Final = 300.0  # how often expired files and batches are removed
 BATCH_POLL_S: Final = 0.5  # how often a server looks for batches to begin
 BATCH_LONGEST_WAIT_S: Final = 30.0  # before a line that was refused for load is tried again
 DAY_S: Final = 86400.0  # the unit of MLCD_JOBS__KEEP_DAYS
+
+# Webhooks
+WEBHOOK_POLL_S: Final = 1.0  # how often a server looks for events to send
+WEBHOOK_JOBS_S: Final = 5.0  # how often it looks for jobs that have ended
+WEBHOOK_ANSWER_S: Final = 10.0  # for a receiver to answer, with the wait for a connection to it
+# After an attempt has begun, before another process sends the event: the first one has died.
+WEBHOOK_LEASE_S: Final = 20.0
+# After a failed attempt, before the next. A delivery is given up after 22 to 24 hours.
+WEBHOOK_PAUSES_S: Final = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800, 21600)
+WEBHOOK_SECRET_S: Final = DAY_S  # an old secret still signs for so long, on request
+# Deliveries that have ended are kept so long: they tell which events were sent already.
+WEBHOOK_KEEP_S: Final = 7 * DAY_S
+WEBHOOK_PAST_S: Final = 6 * DAY_S  # jobs that ended longer ago are not looked at; shorter than that
+
+# Databases of the queue and of files
 SQLITE_WAIT_S: Final = 0.5  # one wait of SQLite, during which no signal is handled
 SQLITE_TURN_S: Final = 3.0  # for a turn to write, which each process has for milliseconds
 SQLITE_LOG_S: Final = 60.0  # between log lines of one fault: requests must not fill a log

@@ -59,6 +59,7 @@ class ImageHost:
             ):
                 reader = stream.makefile("rb")
                 while head := _read_head(reader):
+                    reader.read(int(head[1].get("content-length", 0)))
                     self._answer(stream, *head)
 
     def _answer(self, stream, path, headers):

@@ -38,6 +38,7 @@ from mlcd.wire.queued_jobs import FailedShard, Job, JobFailure, JobProgress, Upl
 from mlcd.wire.served_model import CenterSet, DescribedTexts, Info
 from mlcd.wire.stored_items import DeletedItem
 from mlcd.wire.stored_items import DescribedCollection as Collection
+from mlcd.wire.webhooks import WebhookTestResult
 
 __all__ = [
     "Added",
@@ -82,4 +83,5 @@ __all__ = [
     "RefusedUnavailable",
     "RenamedCenter",
     "UploadedImages",
+    "WebhookTestResult",
 ]

@@ -20,15 +20,21 @@ from mlcd.client.reading import (
     read_jobs,
     read_part,
     read_upload,
+    read_webhook,
+    read_webhook_test,
+    read_webhooks,
 )
 from mlcd.client.refusals import Refused, not_our_api
 from mlcd.errors import InvalidInput, Unavailable
 from mlcd.label_job import JobKind, JobOptions
 from mlcd.wire.queued_jobs import FailedShard, Job, JobState, ResultFormat, UploadedImages
+from mlcd.wire.webhooks import WebhookTestResult
 
 _ROUTE: Final = "/v1/jobs"
 _FILES: Final = "/v1/files"
 _UPLOADS: Final = "/v1/uploads"
+_WEBHOOKS: Final = "/v1/webhook_endpoints"
+_MOST_WEBHOOKS: Final = 100  # of a key
 _PART_BYTES: Final = 2**24  # a part must arrive within the deadline of one request
 _PAGE_SIZE: Final = 200  # the most that the server gives
 _KEY: Final = re.compile(r"[!-~]{1,255}")  # what a header can hold
@@ -170,6 +176,25 @@ class AsyncJobs:
                     pause_s = max(pause_s, failure.problem.retry_after_s or 0.0)
             await asyncio.sleep(pause_s)
 
+    async def test_webhook(self, url: str, *, secret: str | None = None) -> WebhookTestResult:
+        if secret is None:
+            webhooks = read_webhooks(
+                await self._connection.ask("GET", _WEBHOOKS, params={"limit": _MOST_WEBHOOKS})
+            )
+            for webhook in webhooks:
+                if webhook.url == url:
+                    return await self._test_webhook(webhook.id)
+        fields = {"url": url, "name": "test", "signing_secret": secret}
+        made = read_webhook(await self._connection.ask("POST", _WEBHOOKS, json=fields))
+        try:
+            return await self._test_webhook(made.id)
+        finally:
+            await self._connection.ask("DELETE", f"{_WEBHOOKS}/{encode_name(made.id)}")
+
+    async def _test_webhook(self, webhook_id: str) -> WebhookTestResult:
+        path = f"{_WEBHOOKS}/{encode_name(webhook_id)}/test"
+        return read_webhook_test(await self._connection.ask("POST", path))
+
     async def _changes(
         self, job_id: str, last: str | None
     ) -> AsyncGenerator[tuple[str | None, Job], None]:
@@ -269,6 +294,15 @@ class Jobs:
         minute without any, or two seconds where the server has never answered.
         """
         return self._each(self._jobs.watch(job_id))
+
+    def test_webhook(self, url: str, *, secret: str | None = None) -> WebhookTestResult:
+        """Sends an event to the webhook of this URL, and returns what its receiver answered.
+
+        Where this key has none, or with a secret, the webhook is made for the test alone. Raises
+        RefusedInput where the URL may not be asked or does not answer, and RefusedConflict where
+        the server sends no webhooks.
+        """
+        return self._loop.run(self._jobs.test_webhook(url, secret=secret))
 
     def _each(self, series: AsyncGenerator[_Value, None]) -> Generator[_Value, None, None]:
         try:

@@ -36,6 +36,7 @@ from mlcd.wire.stored_items import (
     DescribedItem,
     RefusedItem,
 )
+from mlcd.wire.webhooks import WebhookEndpoint, WebhookEndpointList, WebhookTestResult
 
 _Value = TypeVar("_Value")
 _FLOAT: Final = np.dtype("<f4")
@@ -236,6 +237,21 @@ def read_failures(response: httpx.Response) -> tuple[list[FailedShard], int | No
     """Reads one page, and the cursor of the next page."""
     page = FailureList.model_validate_json(response.content)
     return page.failures, page.cursor
+
+
+@_translate_errors()
+def read_webhooks(response: httpx.Response) -> list[WebhookEndpoint]:
+    return WebhookEndpointList.model_validate_json(response.content).data
+
+
+@_translate_errors()
+def read_webhook(response: httpx.Response) -> WebhookEndpoint:
+    return WebhookEndpoint.model_validate_json(response.content)
+
+
+@_translate_errors()
+def read_webhook_test(response: httpx.Response) -> WebhookTestResult:
+    return WebhookTestResult.model_validate_json(response.content)
 
 
 def origin_of(info: Info) -> Origin:

@@ -16,12 +16,11 @@ bad image `ImageRejected`.
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import httpx
 
+from mlcd.backoff import read_retry_after
 from mlcd.errors import (
     Conflict,
     DeadlineExceeded,
@@ -129,13 +128,13 @@ def _parse_problem(response: httpx.Response, request_id: str) -> Problem:
     )
     return Problem(
         status=response.status_code,
-        name=str(content.get("type", _UNNAMED)).removeprefix(_URN),
+        name=str(content.get("type") or _UNNAMED).removeprefix(_URN),
         detail=str(detail),
         request_id=response.headers.get("x-request-id", request_id),
         limit=content.get("limit"),
         index=content.get("index"),
         param=content.get("param"),
-        retry_after_s=retry_after_s(response.headers.get("retry-after")),
+        retry_after_s=read_retry_after(response.headers.get("retry-after")),
     )
 
 
@@ -147,23 +146,7 @@ def _parse_content(response: httpx.Response) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         return {}
-    if isinstance(error := content.get("error"), dict):
-        return {
-            "type": error.get("code") or _UNNAMED,
-            "detail": error.get("message"),
-            "param": error.get("param"),
-        }
+    error = content.get("error")  # of OpenAI's routes
+    if isinstance(error, dict):
+        return {**error, "type": error.get("code"), "detail": error.get("message")}
     return content
-
-
-def retry_after_s(header: str | None) -> float | None:
-    """Returns the seconds of a Retry-After header (a number or a date); None if it has neither."""
-    if header is None:
-        return None
-    if header.strip().isdecimal():
-        return float(header)
-    try:
-        retry_at = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    return max(0.0, (retry_at.astimezone(UTC) - datetime.now(UTC)).total_seconds())

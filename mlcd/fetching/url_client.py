@@ -1,8 +1,11 @@
-"""The client that fetches an image: checks every redirect, and limits connections per host."""
+"""The client that fetches images and posts events: checks every address and redirect, and limits
+connections per host.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Final, Self, TypeAlias, cast
 from weakref import WeakValueDictionary
 
@@ -26,11 +29,18 @@ _DOMAINS: Final = 4
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _OK: Final = 200
 _BINARY: Final = (b"application/octet-stream", b"binary/octet-stream")
-_REQUEST_HEADERS: Final = (
-    (b"User-Agent", b"mlcd"),
-    (b"Accept", b"image/*"),
-    (b"Accept-Encoding", b"identity"),
-)
+_Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+_USER_AGENT: Final = (b"User-Agent", b"mlcd")
+_IMAGE_HEADERS: Final = ((b"Accept", b"image/*"), (b"Accept-Encoding", b"identity"))
+_MAX_POST_ANSWER_BYTES: Final = 64 * 2**10
+
+
+@dataclass(frozen=True)
+class PostAnswer:
+    """The answer to a POST. fields: its headers, names in lower case."""
+
+    status: int
+    fields: dict[bytes, bytes]
 
 
 class UrlClient:
@@ -83,34 +93,31 @@ class UrlClient:
             url = target
         raise fetch_failed("the URL redirects too often", f"{url.host} redirects too often")
 
+    async def post(self, url: Url, content: bytes, headers: _Headers) -> PostAnswer:
+        """Posts to a URL once. A redirect is an answer like others, and is not followed; of a body
+        at most 64 KiB are read.
+
+        Raises ImageRejected, and TimeoutError if the response takes longer than the policy allows.
+        """
+        self.check_allowed(url)
+        length = (b"Content-Length", str(len(content)).encode())
+        async with (
+            self._turn(url.host),
+            asyncio.timeout(self._policy.turn_s),
+            self._request("POST", url, [length, *headers], content) as answer,
+            aclosing(_chunks(answer)) as chunks,
+        ):
+            num_bytes = 0
+            async for chunk in chunks:
+                num_bytes += len(chunk)
+                if num_bytes > _MAX_POST_ANSWER_BYTES:
+                    break
+            return PostAnswer(answer.status, _fields(answer))
+
     async def _hop(self, url: Url, receiving: Receiving) -> bytes | str:
         """Returns the image, or the URL of a redirect."""
-        try:
-            return await self._request(url, receiving)
-        except MlcdError:
-            raise
-        # Hosts may send anything, which makes the libraries raise many kinds of errors.
-        except Exception as error:
-            refuse_too_many_files(error)  # not the host's fault
-            raise fetch_failed(
-                "the URL's host could not be reached, or broke off",
-                f"{url.host} could not be reached, or broke off ({type(error).__name__})",
-            ) from error
-
-    async def _request(self, url: Url, receiving: Receiving) -> bytes | str:
-        # The URL is passed in parts: as text, httpcore would parse it again.
-        target = httpcore.URL(
-            scheme=url.scheme.encode(),
-            host=url.host.encode(),
-            port=url.port,
-            target=url.target.encode(),
-        )
-        headers = [(b"Host", url.authority.encode()), *_REQUEST_HEADERS]
-        async with (
-            self.kept.connection(url) as connection,
-            connection.stream("GET", target, headers=headers) as answer,
-        ):
-            fields = {name.lower(): value for name, value in answer.headers}
+        async with self._request("GET", url, _IMAGE_HEADERS) as answer:
+            fields = _fields(answer)
             if answer.status in _REDIRECTS and b"location" in fields:
                 return fields[b"location"].decode("latin-1")
             if answer.status != _OK or not _is_image(fields):
@@ -120,6 +127,26 @@ class UrlClient:
                     f"{url.host} answered with {answered}",
                 )
             return await _read(answer, receiving)
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, url: Url, headers: _Headers, content: bytes | None = None
+    ) -> AsyncIterator[httpcore.Response]:
+        """Yields the answer to a request. Raises ImageRejected where the host breaks off."""
+        # The URL is passed in parts: as text, httpcore would parse it again.
+        target = httpcore.URL(
+            scheme=url.scheme.encode(),
+            host=url.host.encode(),
+            port=url.port,
+            target=url.target.encode(),
+        )
+        all_headers = [(b"Host", url.authority.encode()), _USER_AGENT, *headers]
+        with _translate_errors(url):
+            async with (
+                self.kept.connection(url) as connection,
+                connection.stream(method, target, headers=all_headers, content=content) as answer,
+            ):
+                yield answer
 
     @asynccontextmanager
     async def _turn(self, host: str) -> AsyncIterator[None]:
@@ -138,6 +165,25 @@ class UrlClient:
                 self._places.leave(host)
 
 
+@contextmanager
+def _translate_errors(url: Url) -> Iterator[None]:
+    try:
+        yield
+    except MlcdError:
+        raise
+    # Hosts may send anything, which makes the libraries raise many kinds of errors.
+    except Exception as error:
+        refuse_too_many_files(error)  # not the host's fault
+        raise fetch_failed(
+            "the URL's host could not be reached, or broke off",
+            f"{url.host} could not be reached, or broke off ({type(error).__name__})",
+        ) from error
+
+
+def _fields(answer: httpcore.Response) -> dict[bytes, bytes]:
+    return {name.lower(): value for name, value in answer.headers}
+
+
 def _is_image(fields: dict[bytes, bytes]) -> bool:
     """Returns whether the headers announce an image; the decoder checks the bytes.
 
@@ -150,7 +196,6 @@ def _is_image(fields: dict[bytes, bytes]) -> bool:
 
 async def _read(answer: httpcore.Response, receiving: Receiving) -> bytes:
     """Reads the body, and stops as soon as its stated or its actual length is too large."""
-    connection = cast(MeteredStream, answer.extensions["network_stream"])
     image = bytearray()
     with receiving() as count_bytes:
         count_bytes(
@@ -159,8 +204,14 @@ async def _read(answer: httpcore.Response, receiving: Receiving) -> bytes:
                 default=0,
             )
         )
-        async for chunk in answer.aiter_stream():
-            connection.subtract_body_bytes(len(chunk))
+        async for chunk in _chunks(answer):
             count_bytes(len(image) + len(chunk))
             image += chunk
     return bytes(image)
+
+
+async def _chunks(answer: httpcore.Response) -> AsyncGenerator[bytes, None]:
+    connection = cast(MeteredStream, answer.extensions["network_stream"])
+    async for chunk in answer.aiter_stream():
+        connection.subtract_body_bytes(len(chunk))
+        yield chunk

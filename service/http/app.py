@@ -46,6 +46,7 @@ from mlcd.service.http.routes import (
     search,
     texts,
     thumbnails,
+    webhooks,
 )
 from mlcd.service.http.short_way import ShortWayMiddleware
 from mlcd.service.resources import Resources
@@ -76,6 +77,7 @@ _ROUTES: Final = (
     jobs,
     files,
     batches,
+    webhooks,
     page,
 )
 # The bodies of routes that read other media types beside JSON, and so validate by themselves.

@@ -31,6 +31,7 @@ _TAGS: Final = (
     "collections",
     "jobs",
     "batches",
+    "webhooks",
     "exploration",
     "openai",
     "cohere",

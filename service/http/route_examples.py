@@ -6,6 +6,7 @@ _URL: Final = "http://127.0.0.1:8000"
 _FILE: Final = "file-0661522583affde8e38c4398"
 _UPLOAD: Final = "upload_0661522583affde8e38c4398"
 _BATCH: Final = "batch_06615225846c3516cd987010"
+_HOOK: Final = "webhook_06615225846c3516cd987010"
 _JSON: Final = "-H 'Content-Type: application/json'"
 
 # By method and path: curl's options, then the path with its query.
@@ -83,6 +84,25 @@ _EXAMPLES: Final = {
     "GET /v1/batches": ("", "/v1/batches"),
     "GET /v1/batches/{batch_id}": ("", f"/v1/batches/{_BATCH}"),
     "POST /v1/batches/{batch_id}/cancel": ("-X POST", f"/v1/batches/{_BATCH}/cancel"),
+    "POST /v1/webhook_endpoints": (
+        f"""{_JSON} -d '{{"url": "https://example.com/hook"}}'""",
+        "/v1/webhook_endpoints",
+    ),
+    "GET /v1/webhook_endpoints": ("", "/v1/webhook_endpoints"),
+    "GET /v1/webhook_endpoints/{webhook_id}": ("", f"/v1/webhook_endpoints/{_HOOK}"),
+    "POST /v1/webhook_endpoints/{webhook_id}": (
+        f"""{_JSON} -d '{{"event_types": ["batch.completed"]}}'""",
+        f"/v1/webhook_endpoints/{_HOOK}",
+    ),
+    "DELETE /v1/webhook_endpoints/{webhook_id}": ("-X DELETE", f"/v1/webhook_endpoints/{_HOOK}"),
+    "POST /v1/webhook_endpoints/{webhook_id}/rotate_secret": (
+        "-X POST",
+        f"/v1/webhook_endpoints/{_HOOK}/rotate_secret",
+    ),
+    "POST /v1/webhook_endpoints/{webhook_id}/test": (
+        "-X POST",
+        f"/v1/webhook_endpoints/{_HOOK}/test",
+    ),
     "POST /v1/jobs": (
         f"""{_JSON} -d '{{"kind": "label", "input": "/data/photos", "output": "/data/labels"}}'""",
         "/v1/jobs",

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 
 from mlcd.errors import Conflict, NotFound
 from mlcd.service.jobs.files import FileStore, new_id
+from mlcd.service.jobs.webhooks import WebhookEvent, add_event
 from mlcd.service.timings import DAY_S
 from mlcd.types import Fingerprint
 from mlcd.wire.batches import BatchState, Endpoint
@@ -163,12 +164,16 @@ class BatchStore:
         return self.update(batch_id, ask)
 
     def update(self, batch_id: str, change: Callable[[StoredBatch], StoredBatch]) -> StoredBatch:
-        """Changes a batch in one transaction, and returns it as it is then."""
+        """Changes a batch in one transaction, and returns it as it is then.
+
+        The transaction that ends a batch adds the event of its end for webhooks.
+        """
         with self.files.database.writing() as writer:
             ((record,),) = writer.execute(
                 "SELECT record FROM batches WHERE id = ?", (batch_id,)
             ).fetchall()
-            batch = change(_BATCH.validate_json(record))
+            before = _BATCH.validate_json(record)
+            batch = change(before)
             writer.execute(
                 "UPDATE batches SET is_open = ?, ended_s = ?, record = ? WHERE id = ?",
                 (
@@ -178,6 +183,10 @@ class BatchStore:
                     batch_id,
                 ),
             )
+            if batch.has_ended and not before.has_ended:
+                ended_s = batch.times[batch.state]
+                event = WebhookEvent.of_end(f"batch.{batch.state}", batch.id, ended_s)
+                add_event(writer, batch.owner, event)
         return batch
 
     @contextmanager

@@ -245,6 +245,26 @@ def watch(client: "Jobs", job: str, *, as_json: bool) -> None:
     _follow(client, job, _reporter(as_json=as_json))
 
 
+@jobs.command("webhook-test")
+@click.argument("receiver", metavar="URL")
+@click.option(
+    "--secret",
+    envvar="MLCD_WEBHOOK_SECRET",
+    show_envvar=True,
+    help="Of the receiver, whsec_…, in place of that of your webhook at URL. Better in the"
+    " environment: all users see command lines.",
+)
+@_with_client
+def test_webhook(client: "Jobs", receiver: str, *, secret: str | None) -> None:
+    """Have the server send an event to URL, and show the status of the answer. Exit status 1 where
+    it is not 200 to 299.
+    """
+    status = client.test_webhook(receiver, secret=secret).status_code
+    click.echo(f"the receiver answered {status}")
+    if not 200 <= status < 300:
+        sys.exit(_NOT_DONE)
+
+
 def _place(location: str) -> str:
     """Returns a place as servers know it. Raises ConfigInvalid for a URL that they would refuse."""
     if is_url(check_no_credentials(location)):

@@ -1,6 +1,6 @@
 """The files of the service: what clients upload for batches and jobs, and what these write.
 
-    files/files.sqlite   a row for each file, upload and batch
+    files/files.sqlite   a row for each file, upload, batch, webhook and delivery of an event
     files/<id>           the content of a file
     files/<id>.part      the content of a file that is still being written
     files/job-<id>       what a job on an uploaded file has made, until its results are files
@@ -50,6 +50,16 @@ CREATE INDEX IF NOT EXISTS batches_open ON batches (id) WHERE is_open;
 CREATE TABLE IF NOT EXISTS uploads (
   id TEXT PRIMARY KEY, owner TEXT, expires_s REAL NOT NULL, record TEXT NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS webhooks (
+  id TEXT PRIMARY KEY, owner TEXT, record TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS webhook_deliveries (
+  webhook_id TEXT, event_id TEXT, event_type TEXT NOT NULL, object_id TEXT NOT NULL,
+  created_s REAL NOT NULL, state TEXT NOT NULL, due_s REAL, attempts INTEGER NOT NULL,
+  attempted_s REAL, status_code INTEGER, PRIMARY KEY (webhook_id, event_id)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS webhook_deliveries_due ON webhook_deliveries (due_s)
+  WHERE due_s IS NOT NULL;
 PRAGMA user_version = 1;
 COMMIT;
 """

@@ -313,6 +313,10 @@ class Queue:
         )
         return sum(self._forget(ended) for ended in over if ended.job_id not in self._damaged)
 
+    def list_ended(self) -> list[Ended]:
+        """Returns all jobs with nothing left to do, those that ended first; a hint."""
+        return self._database.find_ended(longer_than_s=0, more_than=0, limit=2**31)
+
     def note_served(self) -> None:
         """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the
         live workers.

@@ -170,6 +170,9 @@ class Metrics:
         self._job_workers = instruments.gauge(
             "mlcd_job_workers", "Workers that live.", mode="livemax"
         )
+        self._webhooks = instruments.counter(
+            "mlcd_webhook_deliveries_total", "Attempts to send an event to a webhook.", "result"
+        )
         self._rejections = instruments.counter(
             "mlcd_rejected_total", "Images, texts or requests refused.", "reason"
         )
@@ -318,6 +321,10 @@ class Metrics:
 
     def job_queue_up(self, *, up: bool) -> None:
         self._job_queue_up.set(up)
+
+    def count_webhook(self, result: str) -> None:
+        """Counts an attempt. result: delivered, waiting (for the next attempt), given_up."""
+        self._webhooks.labels(result).inc()
 
     def count_rejected(self, reason: str) -> None:
         self._rejections.labels(reason).inc()

@@ -172,6 +172,7 @@ DIALECT: Final = Dialect(
         "/v1/files",
         "/v1/uploads",
         "/v1/batches",
+        "/v1/webhook_endpoints",
     ),
     "application/json",
     OpenAIError,

@@ -37,6 +37,10 @@ POSTS = {
         "/v1/uploads/{upload_id}/cancel",
         "/v1/batches",
         "/v1/batches/{batch_id}/cancel",
+        "/v1/webhook_endpoints",
+        "/v1/webhook_endpoints/{webhook_id}",
+        "/v1/webhook_endpoints/{webhook_id}/rotate_secret",
+        "/v1/webhook_endpoints/{webhook_id}/test",
     ]
 }
 GETS = {"/v1/info", "/v1/models", "/v1/models/{model}", "/v1/centers/{center}", "/v2"}
