@@ -10,7 +10,7 @@ from mlcd.service.keys.file import Key
 from mlcd.service.resources import Resources
 
 
-# Async, because FastAPI would run a plain function on a thread, for which the request would wait.
+# Async: FastAPI runs a plain function on a thread, and the request would wait for that thread.
 async def _resources(request: Request) -> Resources:
     return cast(Resources, request.state.resources)
 
@@ -19,13 +19,13 @@ Opened = Annotated[Resources, Depends(_resources)]
 
 
 def sees(name: str, request: Request) -> bool:
-    """Tells whether the key of a request sees the collection."""
+    """Tells whether the request's key may see the collection."""
     key: Key | None = request.state.key
     return key is None or key.sees(name)
 
 
 def check_seen(name: str, request: Request) -> None:
-    """Raises NotFound, as where there is none, for a collection that the key does not see."""
+    """Raises NotFound for a collection that the key does not see, as if it did not exist."""
     if not sees(name, request):
         raise missing_collection()
 
@@ -33,4 +33,4 @@ def check_seen(name: str, request: Request) -> None:
 def check_model(name: str, resources: Resources) -> None:
     """Raises NotFound unless `name` is the served model."""
     if name != resources.encoder.name:
-        raise NotFound("this server serves another model", remedy=f"use {resources.encoder.name}")
+        raise NotFound(f"the model must be the served one, {resources.encoder.name}")

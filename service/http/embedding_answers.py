@@ -25,17 +25,17 @@ from mlcd.service.resources import Resources
 
 OFFERED: Final = (JSON, RAW, NPY, ARROW)
 BINARY_CONTENT: Final = {RAW: BINARY, NPY: BINARY, ARROW: BINARY}
-NUMBER_BYTES: Final = 13  # of a float32 in JSON, with its comma
+NUMBER_BYTES: Final = 13  # a float32 in JSON, with its comma
 
 
 def embedding_answer(
     media_type: str, encoded: Encoded, resources: Resources, *, param: str, **fields: Any
 ) -> Response:
-    """Answers in this media type.
+    """Answers in `media_type`.
 
-    JSON and Arrow answer per item. The two binary matrices are all or nothing. fields: more
-    fields of a JSON answer. Raises StrictBatch naming `param` for the first item without an
-    embedding.
+    JSON and Arrow report errors per item. The raw and npy matrices require that all items have
+    embeddings: they raise StrictBatch, with `param`, for the first item without one.
+    fields: additional fields of a JSON answer.
     """
     stamp = headers(resources, encoded)
     if media_type == JSON:
@@ -76,7 +76,7 @@ def _as_json(
 
 
 def _as_arrow(encoded: Encoded) -> bytes:
-    """Returns the columns index, embedding (null if it failed), error (null if it did not)."""
+    """Returns the columns index, embedding (null on failure) and error (null on success)."""
     num = len(encoded.rows) + len(encoded.errors)
     row_of = {index: row for row, index in enumerate(encoded.rows)}
     embeddings = [encoded.embeddings[row_of[i]] if i in row_of else None for i in range(num)]

@@ -1,4 +1,4 @@
-"""Jobs of the queue as the REST contract states them."""
+"""Jobs of the queue in the form that the REST API answers."""
 
 from datetime import UTC, datetime
 
@@ -19,9 +19,9 @@ def describe_job(job: jobs.Job) -> Job:
         fingerprint=spec.fingerprint,
         centers=spec.centers,
         **options,
-        created=_moment(job.created_s),
-        started=None if job.started_s is None else _moment(job.started_s),
-        ended=None if job.ended_s is None else _moment(job.ended_s),
+        created=_to_datetime(job.created_s),
+        started=None if job.started_s is None else _to_datetime(job.started_s),
+        ended=None if job.ended_s is None else _to_datetime(job.ended_s),
         progress=describe_progress(job),
         problem=None if job.problem is None else describe_failure(job.problem),
     )
@@ -50,11 +50,11 @@ def describe_failure(problem: jobs.JobProblem) -> JobFailure:
 
 
 def _eta_s(job: jobs.Job) -> float | None:
-    """Returns the seconds until all images are done; None where it is not known, and after that."""
+    """Returns the seconds until all images are done; None outside that stage or without a rate."""
     if job.state != "running" or job.stage != "shard" or job.images is None or not job.images_per_s:
         return None
     return max(0, job.images - job.done) / job.images_per_s
 
 
-def _moment(seconds: float) -> datetime:
+def _to_datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

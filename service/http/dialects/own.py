@@ -21,5 +21,5 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-# It covers every path that no other dialect covers.
+# The empty prefix covers every path that no other dialect covers.
 DIALECT: Final = Dialect(("",), "application/problem+json", Problem, _refusal)

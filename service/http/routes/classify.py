@@ -25,11 +25,11 @@ from mlcd.service.http.openapi import BINARY, json_body
 from mlcd.service.http.problems import item_error
 from mlcd.service.http.queries import Queries, check_names, check_top, drop_nulls, queries_from_json
 from mlcd.service.http.text_encoding import (
-    both,
     check_num_chars,
     check_num_texts,
-    encode_on,
+    encode_with,
     require_texts,
+    run_both,
 )
 from mlcd.service.inference.served_texts import ServedTexts
 from mlcd.service.keys.rates import ComputedAccount
@@ -89,7 +89,7 @@ async def classify(request: Request, resources: Opened) -> Response:
         options = _options(_parse_fields(fields))
         _check_limits(options, resources)
         asking = _queries(request, files, resources)
-    rows, queries = await both(_rows_of(request, options, tower, resources), asking)
+    rows, queries = await run_both(_rows_of(request, options, tower, resources), asking)
     loop = asyncio.get_running_loop()
     work = partial(_rank_names, queries.embeddings, rows, tower.encoder.calibration, options.top)
     with time_stage("classify"):
@@ -186,7 +186,7 @@ async def _rows_of(
     rows = []
     for start in range(0, len(prompts), limits.max_texts):
         batch = prompts[start : start + limits.max_texts]
-        encoding = encode_on(
+        encoding = encode_with(
             tower, batch, deadline=request.state.deadline, account=account, owner=account.owner
         )
         encoded = (await encoding).encoded

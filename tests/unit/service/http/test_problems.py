@@ -261,8 +261,8 @@ def test_no_body_takes_anything_else_for_an_integer(number):
     ("content", "message", "param"),
     [
         ({}, "model is required", "model"),
-        ({"model": "m", "input": 7}, "input is not what it can be", "input"),
-        ({"model": "m", "modality": ["audio"]}, "modality is not what it can be", "modality"),
+        ({"model": "m", "input": 7}, "input has an invalid value", "input"),
+        ({"model": "m", "modality": ["audio"]}, "modality has an invalid value", "modality"),
         ({"model": "m", "dimensions": 0}, "dimensions must be at least 1", "dimensions"),
         (
             {"model": "m", "encoding_format": "x"},
@@ -270,7 +270,7 @@ def test_no_body_takes_anything_else_for_an_integer(number):
             "encoding_format",
         ),
         ({"model": "m", "inputs": 1}, "inputs is not known here", "inputs"),
-        ({"model": "m", "in puts": 1}, "a field is not what it can be", None),
+        ({"model": "m", "in puts": 1}, "a field has an invalid value", None),
     ],
 )
 def test_a_refusal_says_which_field_and_what_is_wrong_with_it(content, message, param):
