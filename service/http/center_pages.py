@@ -73,8 +73,8 @@ class ListOptions:
     descending: bool
     name: str | None
     query: str | None
-    least: dict[str, int]
-    most: dict[str, int]
+    minimums: dict[str, int]
+    maximums: dict[str, int]
     examples: int
     limit: int
     cursor: str | None
@@ -178,9 +178,9 @@ def _order_centers(
 ) -> NDArray[np.int64]:
     """Returns the ids of the centers that pass the filters, in order."""
     matches = np.ones(len(lookup.centers.vectors), dtype=np.bool_)
-    for name, bound in options.least.items():
+    for name, bound in options.minimums.items():
         matches &= values[name] >= bound
-    for name, bound in options.most.items():
+    for name, bound in options.maximums.items():
         matches &= values[name] <= bound
     if options.name is not None:
         wanted = options.name.casefold()

@@ -32,8 +32,8 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 async def embed_images(request: Request, resources: Opened) -> Response:
     """Embeds the images of a multipart form (field `files`) or one raw image.
 
-    JSON and Arrow answer per image. The two binary matrices are all or nothing: one bad image
-    refuses the request, naming its index.
+    JSON and Arrow report errors per image. For the raw and npy matrices, one invalid image refuses
+    the whole request, and the answer has its index.
     """
     chosen = negotiate(request, OFFERED)
     with resources.dispatcher.announce():
