@@ -1,4 +1,4 @@
-"""The resources that a route works with."""
+"""The resources of a route, and checks that a request may use a collection or a model."""
 
 from typing import Annotated, cast
 

@@ -146,7 +146,7 @@ def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
 def list_answer(
     content: dict[str, Any],
     results: Iterable[Callable[[], Any]],
-    stamp: dict[str, str],
+    answer_headers: dict[str, str],
     resources: Resources,
     *,
     num_items: int,
@@ -161,7 +161,7 @@ def list_answer(
     """
     return pieces_answer(
         {**content, field: (make() for make in results)},
-        stamp,
+        answer_headers,
         resources,
         num_items=num_items,
         num_bytes=num_bytes,
@@ -171,7 +171,7 @@ def list_answer(
 
 def pieces_answer(
     content: dict[str, Any],
-    stamp: dict[str, str],
+    answer_headers: dict[str, str],
     resources: Resources,
     *,
     num_items: int,
@@ -181,15 +181,15 @@ def pieces_answer(
     """Answers with `content`, see `json_pieces`; a small answer is sent in one piece."""
     pieces = json_pieces(content)
     if num_items <= _MAX_SMALL_ITEMS and num_bytes <= PART_BYTES:
-        return Response(b"".join(pieces), 200, stamp, JSON)
-    return PartedAnswer(pieces, resources, stamp, JSON, held_bytes=held_bytes)
+        return Response(b"".join(pieces), 200, answer_headers, JSON)
+    return PartedAnswer(pieces, resources, answer_headers, JSON, held_bytes=held_bytes)
 
 
 async def compute_answer(
     make: Callable[[], Any],
     request: Request,
     resources: Resources,
-    stamp: dict[str, str] | None = None,
+    answer_headers: dict[str, str] | None = None,
     *,
     exclude_unset: bool = False,
 ) -> Response:
@@ -208,7 +208,7 @@ async def compute_answer(
 
     working = asyncio.get_running_loop().run_in_executor(resources.compute, write_body)
     body = await within_deadline(working, request.state.deadline)
-    return Response(body, 200, stamp, JSON)
+    return Response(body, 200, answer_headers, JSON)
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
@@ -258,7 +258,7 @@ class PartedAnswer(StreamingResponse):
         self,
         pieces: Iterator[bytes | memoryview],
         resources: Resources,
-        stamp: dict[str, str],
+        answer_headers: dict[str, str],
         kind: str,
         *,
         held_bytes: int = 0,
@@ -266,7 +266,7 @@ class PartedAnswer(StreamingResponse):
         """pieces: at most 1 MiB each. held_bytes: bytes of the data behind the pieces that only
         this request keeps in memory.
         """
-        super().__init__(_write_parts(pieces, resources), headers=stamp, media_type=kind)
+        super().__init__(_write_parts(pieces, resources), headers=answer_headers, media_type=kind)
         self._held_bytes = max(held_bytes, PART_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -16,13 +16,13 @@ from typing import Any, Final, TypeGuard
 from fastapi import Request, Security
 from fastapi.openapi.models import HTTPBearer
 from fastapi.params import Depends
-from fastapi.params import Security as Declared
+from fastapi.params import Security as SecurityDependency
 from fastapi.routing import APIRoute
 from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Send
-from starlette.types import Scope as Exchange
+from starlette.types import Scope as AsgiScope
 
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.fetching.hosts import allows, canonical_host
@@ -60,7 +60,7 @@ _SCHEME: Final = "bearer "
 # The entry of an ASGI scope with an API key's id, for requests that the server sends to itself on
 # behalf of the key. No client can set it: uvicorn creates the scopes of requests that arrive.
 CALLER: Final = "mlcd.caller"
-_LOCAL: Final = ("localhost", "*.localhost")
+_LOCAL_NAMES: Final = ("localhost", "*.localhost")
 _MAX_CACHED: Final = 256  # Host headers whose check is cached
 _MAX_CACHED_CHARS: Final = 256  # longest header in the cache; DNS names have at most 253
 
@@ -109,7 +109,7 @@ def needs(scope: Scope | None = None) -> Any:
     return Security(_GATE, scopes=[] if scope is None else [scope])
 
 
-def names_seen(request: Request, scope: Scope) -> Callable[[str], bool] | None:
+def collection_filter(request: Request, scope: Scope) -> Callable[[str], bool] | None:
     """Returns a predicate for the collections that a request may see on a route without a gate;
     None if the request has no key with this scope. A server without keys shows all collections.
     """
@@ -134,8 +134,8 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
             )
 
 
-def _is_gate(dependency: Depends) -> TypeGuard[Declared]:
-    return isinstance(dependency, Declared) and dependency.dependency is _GATE
+def _is_gate(dependency: Depends) -> TypeGuard[SecurityDependency]:
+    return isinstance(dependency, SecurityDependency) and dependency.dependency is _GATE
 
 
 def _find_key(request: Request) -> str | None:
@@ -162,9 +162,9 @@ class OriginMiddleware:
         self._hosts = settings.hosts
         self._requires_keys = settings.auth.keys_file is not None
         self._is_open = settings.auth.mode == "open"
-        self._is_known_cached = lru_cache(_MAX_CACHED)(self._is_known)
+        self._is_own_host_cached = lru_cache(_MAX_CACHED)(self._is_own_host)
 
-    async def __call__(self, scope: Exchange, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -176,14 +176,14 @@ class OriginMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _check(self, scope: Exchange) -> None:
+    def _check(self, scope: AsgiScope) -> None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise BadRequest(f"an HTTP/1.1 request must have one Host header, got {len(hosts)}")
         is_known_host = (
-            self._is_known_cached
+            self._is_own_host_cached
             if hosts and len(hosts[0]) <= _MAX_CACHED_CHARS
-            else self._is_known
+            else self._is_own_host
         )
         if hosts and not is_known_host(hosts[0]):
             raise Misdirected(
@@ -196,14 +196,16 @@ class OriginMiddleware:
                 remedy="send the request from the server's own page, or give the server keys",
             )
 
-    def _is_known(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         if self._requires_keys and not self._hosts:
             return True
         name = canonical_host(_without_port(host))
         if name is None:
             return False
         address = _address(name)
-        if allows((*_LOCAL, *self._hosts), name) or (address is not None and address.is_loopback):
+        if allows((*_LOCAL_NAMES, *self._hosts), name) or (
+            address is not None and address.is_loopback
+        ):
             return True
         # Names in the public DNS have a dot, so a name without a dot comes from the local network.
         return self._is_open and (address is not None or "." not in name)

@@ -125,9 +125,9 @@ def build_center_list(
                 spread=_none_if_nan(values["spread"][center]),
                 novelty=_none_if_nan(values["novelty"][center]),
                 recent=recent and recent.of_center(center),
-                examples=shown,
+                examples=center_examples,
             )
-            for center, shown in zip(page.tolist(), examples, strict=True)
+            for center, center_examples in zip(page.tolist(), examples, strict=True)
         ],
         next=write_cursor(int(page[-1])) if first + len(page) < len(order) else None,
         total=len(order),
@@ -183,8 +183,8 @@ def _order_centers(
     for name, bound in options.maximums.items():
         matches &= values[name] <= bound
     if options.name is not None:
-        wanted = options.name.casefold()
-        matches &= np.fromiter((wanted in name for name in lookup.names.folded), np.bool_)
+        folded_name = options.name.casefold()
+        matches &= np.fromiter((folded_name in name for name in lookup.names.folded), np.bool_)
     if options.query is not None:
         words = options.query.casefold().split()
         texts = lookup.names.searched
@@ -295,7 +295,7 @@ def build_described_center(
 def _choose_collections(
     resources: Resources, lookup: Lookup, is_visible: Callable[[str], bool]
 ) -> list[str]:
-    """Returns the names of the visible collections to search for examples: the first by name."""
+    """Returns the names of collections to search for examples: the first four visible ones."""
     if lookup.centers.mean is not None:
         # These centers are compared with embeddings minus the mean; a search does not subtract it.
         return []

@@ -37,11 +37,11 @@ def embedding_answer(
     embeddings: they raise StrictBatch, with `param`, for the first item without one.
     fields: additional fields of a JSON answer.
     """
-    stamp = headers(resources, encoded)
+    answer_headers = headers(resources, encoded)
     if media_type == JSON:
-        return _as_json(encoded, resources, stamp, fields)
+        return _as_json(encoded, resources, answer_headers, fields)
     if media_type == ARROW:
-        return Response(_as_arrow(encoded), 200, stamp, ARROW)
+        return Response(_as_arrow(encoded), 200, answer_headers, ARROW)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
     content = (
@@ -49,11 +49,11 @@ def embedding_answer(
         if media_type == RAW
         else to_npy(encoded.embeddings)
     )
-    return Response(content, 200, stamp, media_type)
+    return Response(content, 200, answer_headers, media_type)
 
 
 def _as_json(
-    encoded: Encoded, resources: Resources, stamp: dict[str, str], fields: dict[str, Any]
+    encoded: Encoded, resources: Resources, answer_headers: dict[str, str], fields: dict[str, Any]
 ) -> Response:
     content = {
         **provenance(resources),
@@ -68,7 +68,7 @@ def _as_json(
     return list_answer(
         content,
         results,
-        stamp,
+        answer_headers,
         resources,
         num_items=len(results),
         num_bytes=NUMBER_BYTES * encoded.embeddings.size,

@@ -136,7 +136,7 @@ async def _fetch_urls(
 
 
 async def _open_account(request: Request, resources: Resources, num: int) -> RequestAccount:
-    """Counts `num` images for the client's key; returns an account to charge large ones."""
+    """Counts `num` images for the key; returns the account that charges large images more."""
     key, limits = request.state.key, resources.settings.limits
     await resources.rate_limiter.take(key, num)
     return RequestAccount(

@@ -50,14 +50,16 @@ def values_by_field(layout: Plane, field: str) -> LayoutValues:
         return LayoutValues(np.full(len(layout.positions), -1, dtype=np.int32), [])
     codes = column.codes(searcher.num_positions)[layout.positions]
     distinct, nums = np.unique(codes[codes >= 0], return_counts=True)
-    shown = {code: _to_scalar(column.values[code]) for code in distinct.tolist()}
+    value_of_code = {code: _to_scalar(column.values[code]) for code in distinct.tolist()}
     order = sorted(
-        range(len(distinct)), key=lambda i: (-int(nums[i]), str(shown[int(distinct[i])]))
+        range(len(distinct)), key=lambda i: (-int(nums[i]), str(value_of_code[int(distinct[i])]))
     )
     ranks = np.full(int(distinct[-1]) + 2 if len(distinct) else 1, -1, dtype=np.int32)
     ranks[distinct[order]] = np.arange(len(distinct), dtype=np.int32)
     legend = [
-        LayoutLegendEntry(index=rank, value=shown[int(distinct[i])], name=None, items=int(nums[i]))
+        LayoutLegendEntry(
+            index=rank, value=value_of_code[int(distinct[i])], name=None, items=int(nums[i])
+        )
         for rank, i in enumerate(order[:_MAX_LEGEND_ENTRIES])
     ]
     # code -1 indexes the last entry, which stays -1

@@ -63,11 +63,12 @@ def rank_values(
         for value in {(type(part), part) for part in column.values[code]}:
             num_by_value[value] += num
     order = sorted(num_by_value.items(), key=lambda entry: (-entry[1], str(entry[0][1])))
-    shown = {value for value, _ in order[:limit]}
+    top_values = {value for value, _ in order[:limit]}
     num_others = sum(
         num
         for code, num in zip(distinct.tolist(), nums.tolist(), strict=True)
-        if column.values[code] and not shown & {(type(part), part) for part in column.values[code]}
+        if column.values[code]
+        and not top_values & {(type(part), part) for part in column.values[code]}
     )
     num_empty = sum(
         num

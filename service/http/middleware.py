@@ -156,7 +156,7 @@ class _Exchange:
                 self._state.get("key"), None if retry_after is None else int(retry_after)
             )
             message["headers"] = [*app_headers, *limits, *self._headers(stages, retry_after)]
-            if self._presence is not None and self._presence.sends_nothing:
+            if self._presence is not None and self._presence.awaits_continue:
                 # The client never sent its body: uvicorn would read the next request as the body.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)

@@ -181,7 +181,9 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
     detail = str(error) if is_shown else "the server is misconfigured; see its log"
     param, limit = getattr(error, "param", None), getattr(error, "limit", None)
-    refusal = replace(_refusal(request, status, detail), name=error.name, param=param, limit=limit)
+    refusal = replace(
+        _build_refusal(request, status, detail), name=error.name, param=param, limit=limit
+    )
     if isinstance(error, StrictBatch):
         refusal = replace(refusal, index=error.index, limit=_ITEM_LIMIT.get(error.name))
     return _respond(request, refusal, getattr(error, "headers", None))
@@ -203,7 +205,7 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request)):
         headers = {"Allow": ", ".join(sorted(methods))}
-    return _respond(request, _refusal(request, error.status_code, detail), headers)
+    return _respond(request, _build_refusal(request, error.status_code, detail), headers)
 
 
 def find_name_error(request: Request) -> InvalidInput | None:
@@ -244,7 +246,7 @@ async def handle_unexpected(request: Request, error: Exception) -> Response:
     )
     return _respond(
         request,
-        _refusal(
+        _build_refusal(
             request, _SERVER_FAULT, "the server failed; its log has the cause, under the request id"
         ),
     )
@@ -254,7 +256,7 @@ def _request_id(request: Request) -> str:
     return str(request.scope.get("state", {}).get("request_id", ""))
 
 
-def _refusal(request: Request, status: int, detail: str) -> Refusal:
+def _build_refusal(request: Request, status: int, detail: str) -> Refusal:
     return Refusal(
         status=status,
         name=name_of(status),

@@ -184,11 +184,15 @@ async def run_both(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _merge(texts: Encoded, text_places: list[int], images: Encoded, places: list[int]) -> Encoded:
+def _merge(
+    texts: Encoded, text_indexes: list[int], images: Encoded, image_indexes: list[int]
+) -> Encoded:
     """Returns the embeddings of texts and images in the order of the request."""
-    errors: dict[int, Rejection] = {text_places[i]: error for i, error in texts.errors.items()}
-    errors |= {places[index]: error for index, error in images.errors.items()}
-    rows = [text_places[index] for index in texts.rows] + [places[index] for index in images.rows]
+    errors: dict[int, Rejection] = {text_indexes[i]: error for i, error in texts.errors.items()}
+    errors |= {image_indexes[index]: error for index, error in images.errors.items()}
+    rows = [text_indexes[index] for index in texts.rows] + [
+        image_indexes[index] for index in images.rows
+    ]
     order = np.argsort(rows)
     timings = replace(
         slowest([texts.timings, images.timings]),

@@ -46,15 +46,15 @@ def unknown_name(
     parameters of the route, if the name is in a body.
     """
     name, choices = min(names), list(choices)
-    shown = name if is_shown(name) else None
+    shown_name = name if is_shown(name) else None
     if name in elsewhere:
         remedy = f"give it in the query string: ?{name}=…"
     elif (similar := _find_similar(name, choices)) is not None:
         remedy = f"did you mean `{similar}`?"
     else:
         remedy = f"known: {', '.join(f'`{choice}`' for choice in choices) or 'none'}"
-    param = None if shown is None else ".".join(map(str, [*within, shown]))
-    subject = "a name" if shown is None else f"`{shown}`"
+    param = None if shown_name is None else ".".join(map(str, [*within, shown_name]))
+    subject = "a name" if shown_name is None else f"`{shown_name}`"
     return BadRequest(f"{subject} in {where} is not known here", remedy=remedy, param=param)
 
 

@@ -53,11 +53,11 @@ class Instruments:
             multiprocess_mode=mode,  # type: ignore[arg-type]
         )
 
-    def ask(self, gauge: Gauge, value: Callable[[], float]) -> None:
-        """Sets the callback of a gauge; replaces an earlier one. value: called by `read`."""
+    def set_callback(self, gauge: Gauge, value: Callable[[], float]) -> None:
+        """Sets or replaces the callback of a gauge. value: called by `update_gauges`."""
         self._callbacks[gauge] = value
 
-    def read(self) -> None:
+    def update_gauges(self) -> None:
         """Calls all callbacks, and sets their gauges."""
         for gauge, value in self._callbacks.items():
             gauge.set(value())

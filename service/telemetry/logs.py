@@ -66,14 +66,14 @@ class JsonLines(logging.Formatter):
 
 class PlainLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        at = (
+        timestamp = (
             datetime.fromtimestamp(record.created)
             .astimezone()
             .isoformat(sep=" ", timespec="milliseconds")
         )
         fields = {**getattr(record, "fields", {}), **_request_fields()}
-        shown = "".join(f" {name}={value}" for name, value in fields.items())
-        return f"{at} {record.levelname} {record.name} {_message(record)}{shown}"
+        field_text = "".join(f" {name}={value}" for name, value in fields.items())
+        return f"{timestamp} {record.levelname} {record.name} {_message(record)}{field_text}"
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -314,7 +314,7 @@ class Metrics:
 
     def names_damaged(self, is_damaged: Callable[[], bool]) -> None:
         """Sets the callback for the centers' names. is_damaged: called like `up` of `engine_up`."""
-        self._instruments.ask(self._names_damaged, is_damaged)
+        self._instruments.set_callback(self._names_damaged, is_damaged)
 
     def job_queue_up(self, *, up: bool) -> None:
         self._job_queue_up.set(up)
@@ -327,7 +327,7 @@ class Metrics:
 
     def track_held(self, of: str, amount: Callable[[], int]) -> None:
         """Sets the callback for an amount that the server holds. See `engine_up`."""
-        self._instruments.ask(self._held.labels(of), amount)
+        self._instruments.set_callback(self._held.labels(of), amount)
 
     def threads(self, of: str, num: int) -> None:
         self._threads.labels(of).set(num)
@@ -338,11 +338,11 @@ class Metrics:
         up: called when this process answers a scrape, and ten times a second for scrapes that other
         processes answer.
         """
-        self._instruments.ask(self._engines_up, up)
+        self._instruments.set_callback(self._engines_up, up)
 
     def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
         """Sets the callback for the depth of a queue. depth: called like `up` of `engine_up`."""
-        self._instruments.ask(self._depths.labels(stage), depth)
+        self._instruments.set_callback(self._depths.labels(stage), depth)
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
@@ -353,11 +353,11 @@ class Metrics:
             due = time.perf_counter() + METRICS_POLL_S
             await asyncio.sleep(METRICS_POLL_S)
             self._lags.observe(max(0.0, time.perf_counter() - due))
-            self._instruments.read()
+            self._instruments.update_gauges()
 
     def exposition(self) -> bytes:
         """Returns the metrics of all server processes, without metrics of collections."""
-        self._instruments.read()
+        self._instruments.update_gauges()
         if self._multiprocess_dir is None:
             return generate_latest(self._registry)
         registry = CollectorRegistry()

@@ -63,13 +63,13 @@ class TextMetrics:
         self._tokenizations.observe(seconds)
 
     def engine_up(self, up: Callable[[], bool]) -> None:
-        self._instruments.ask(self._engines_up, up)
+        self._instruments.set_callback(self._engines_up, up)
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
 
     def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
-        self._instruments.ask(self._depths.labels(f"text_{stage}"), depth)
+        self._instruments.set_callback(self._depths.labels(f"text_{stage}"), depth)
 
     def batch(self, size: int, inference_s: float, wait_s: float) -> None:
         self._batches.observe(size)

@@ -101,5 +101,5 @@ class RequestTracer:
             )
             child.end(self._epoch_ns(ended))
 
-    def _epoch_ns(self, at: float) -> int:
-        return int((self._epoch_s + at) * 1e9)
+    def _epoch_ns(self, seconds: float) -> int:
+        return int((self._epoch_s + seconds) * 1e9)

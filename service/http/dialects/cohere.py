@@ -133,11 +133,13 @@ class CohereError(BaseModel):
     message: str
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
+def _render_refusal(refusal: Refusal) -> dict[str, Any]:
     return {"id": refusal.request_id, "message": refusal.detail}
 
 
-DIALECT: Final = Dialect(("/v2/embed",), "application/json", CohereError, _refusal, WITHOUT_CLASS)
+DIALECT: Final = Dialect(
+    ("/v2/embed",), "application/json", CohereError, _render_refusal, WITHOUT_CLASS
+)
 router = APIRouter(tags=["cohere"], route_class=JsonRoute)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse}, 404: {}}
@@ -152,7 +154,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse
 async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Response:
     """Embeds images and texts in Cohere's format.
 
-    If an image or text is invalid, the whole request is refused, and the answer has its index. A
+    If an image or text is invalid, the whole request is refused, and the error has its index. A
     text sent to a model without a text tower is answered 422.
     """
     check_model(body.model, resources)

@@ -189,7 +189,7 @@ async def infer(
 ) -> Response:
     """Returns embeddings and, if the server has centers, labels.
 
-    If an image or text is invalid, the whole request is refused, and the answer has its index.
+    If an image or text is invalid, the whole request is refused, and the error has its index.
     """
     _check_version(model, version, resources)
     json_bytes = request.headers.get(tensors.LENGTH_HEADER)
@@ -217,10 +217,10 @@ async def infer(
     is_large = len(encoded.rows) > resources.settings.limits.max_images  # many texts
     writing = loop.run_in_executor(resources.compute, write) if is_large else None
     answer, head_bytes = write() if writing is None else await writing
-    stamp = headers(resources, encoded)
+    answer_headers = headers(resources, encoded)
     if head_bytes == len(answer):
-        return Response(answer, 200, stamp, JSON)
-    return Response(answer, 200, {**stamp, tensors.LENGTH_HEADER: str(head_bytes)}, RAW)
+        return Response(answer, 200, answer_headers, JSON)
+    return Response(answer, 200, {**answer_headers, tensors.LENGTH_HEADER: str(head_bytes)}, RAW)
 
 
 def _read_request(
@@ -245,12 +245,12 @@ def _check_tensor(tensor: InputTensor, num_bytes: int, resources: Resources) -> 
     if tensor.name == "text":
         require_texts(resources, param="inputs")
     inputs = _inputs(resources)
-    fits = any(
+    is_accepted = any(
         (accepted["name"], accepted["datatype"]) == (tensor.name, tensor.datatype)
         and tensor.shape[1:] in (accepted["shape"][1:], accepted["shape"][1:] or [1])
         for accepted in inputs
     )
-    if not fits or not tensor.shape:
+    if not is_accepted or not tensor.shape:
         choices = " or ".join("{name} {datatype} {shape}".format(**i) for i in inputs)
         raise BadRequest(f"the input must be {choices}", param="inputs")
     if tensor.shape[0] == 0:

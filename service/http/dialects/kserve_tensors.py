@@ -55,9 +55,11 @@ def read_pixels(data: Any, shape: Sequence[int]) -> ImageBatch:
         values = np.frombuffer(data, np.uint8) if is_binary else np.asarray(data)
     except (ValueError, OverflowError):
         values = np.empty(0)
-    fits = values.dtype.kind in "iu" and values.size == math.prod(shape)
-    if not fits or not (is_binary or 0 <= values.min() <= values.max() <= _MAX_U8):
-        raise BadRequest("image_u8 must be integers in 0..255 that fill its shape", param="inputs")
+    fills_shape = values.dtype.kind in "iu" and values.size == math.prod(shape)
+    if not fills_shape or not (is_binary or 0 <= values.min() <= values.max() <= _MAX_U8):
+        raise BadRequest(
+            "image_u8 must contain integers in 0..255, as many as its shape states", param="inputs"
+        )
     return values.astype(np.uint8, copy=False).reshape(shape)
 
 

@@ -150,7 +150,7 @@ _SERVER_FAULT: Final = 500
 _TOO_MANY: Final = 429
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
+def _render_refusal(refusal: Refusal) -> dict[str, Any]:
     kind = "server_error" if refusal.status >= _SERVER_FAULT else "invalid_request_error"
     if refusal.status == _TOO_MANY:
         kind = "rate_limit_error"
@@ -175,7 +175,7 @@ DIALECT: Final = Dialect(
     ),
     "application/json",
     OpenAIError,
-    _refusal,
+    _render_refusal,
     WITHOUT_CLASS,
 )
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
@@ -202,7 +202,7 @@ async def create_embeddings(
 ) -> Response:
     """Embeds images and texts in OpenAI's format.
 
-    If an image or text is invalid, the whole request is refused, and the answer has its index. A
+    If an image or text is invalid, the whole request is refused, and the error has its index. A
     text sent to a model without a text tower is answered 422.
     """
     check_model(body.model, resources)

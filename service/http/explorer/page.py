@@ -44,7 +44,7 @@ async def page(request: Request) -> Response:
 @router.get("/assets/{name}")
 async def asset(name: str, request: Request) -> Response:
     if (file := _files().get(f"assets/{name}")) is None:
-        raise NotFound("the page has no such file", remedy="reload the page")
+        raise NotFound("unknown file", remedy="reload the page")
     return _answer(request, file, _FOREVER)
 
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mlcd.service.http.access import Opened
-from mlcd.service.http.auth import names_seen
+from mlcd.service.http.auth import collection_filter
 from mlcd.service.timings import COLLECTIONS_SCRAPE_S
 
 router = APIRouter(tags=["health"])
@@ -40,7 +40,7 @@ async def metrics(request: Request, resources: Opened) -> Response:
     and only for collections that the key may see. Metrics of collections are left out if their
     store does not answer within a second.
     """
-    is_visible = names_seen(request, "search")
+    is_visible = collection_filter(request, "search")
     exposition = resources.metrics.exposition()
     collection_metrics = asyncio.get_running_loop().run_in_executor(
         resources.scraping, partial(resources.metrics.of_collections, is_visible)

@@ -33,7 +33,7 @@ async def embed_images(request: Request, resources: Opened) -> Response:
     """Embeds the images of a multipart form (field `files`) or one raw image.
 
     JSON and Arrow report errors per image. For the raw and npy matrices, one invalid image refuses
-    the whole request, and the answer has its index.
+    the whole request, and the error has its index.
     """
     chosen = negotiate(request, OFFERED)
     with resources.dispatcher.announce():

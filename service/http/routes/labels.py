@@ -102,7 +102,7 @@ async def label(
         resources.metrics.labels_found(engine=engine_labels.num_used, server=num_scanned)
     if novel is not None:
         resources.metrics.count_labeled(images=len(neighbors.ids), novel=novel)
-    stamp = {
+    answer_headers = {
         **headers(resources, queries.encoded),
         "X-Mlcd-Mode": mode,
         "X-Mlcd-Top": str(neighbors.ids.shape[1]),
@@ -111,11 +111,11 @@ async def label(
         return Response(
             neighbors.ids.astype("<i4").tobytes() + neighbors.scores.astype("<f4").tobytes(),
             200,
-            stamp,
+            answer_headers,
             RAW,
         )
     if media_type == NPY:
-        return Response(to_npy(_records(neighbors)), 200, stamp, NPY)
+        return Response(to_npy(_records(neighbors)), 200, answer_headers, NPY)
     num_items = neighbors.ids.size * (1 + examples)
     check_answer_bytes(
         _LABEL_BYTES * num_items,
@@ -136,7 +136,7 @@ async def label(
                 queries.rows, neighbors.ids, neighbors.scores, strict=True
             )
         ],
-        stamp,
+        answer_headers,
         resources,
         num_items=num_items,
     )

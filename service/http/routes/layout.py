@@ -120,9 +120,9 @@ async def get_legend(name: Name, by: By, request: Request, resources: Opened) ->
     """Returns the meaning of the values' numbers, the most frequent first, at most 1,000."""
     collection, layout = await _open_layout(name, request, resources)
     values = await _find_values(by, collection, layout, request, resources)
-    stamp = _stamp(resources, layout)
+    answer_headers = _layout_headers(resources, layout)
     legend = partial(LayoutLegend, by=by, values=values.legend)
-    return await compute_answer(legend, request, resources, stamp)
+    return await compute_answer(legend, request, resources, answer_headers)
 
 
 @router.post(
@@ -153,7 +153,7 @@ async def list_items(
         return list_answer(
             {"collection": name, "total": len(selected_rows)},
             _items(collection, layout, shown_rows),
-            _stamp(resources, layout),
+            _layout_headers(resources, layout),
             resources,
             num_items=len(shown_rows),
             num_bytes=num_bytes,
@@ -161,11 +161,11 @@ async def list_items(
         )
     parts = (csv_parts if kind == CSV else parquet_parts)(layout, selected_rows)
     suffix = "csv" if kind == CSV else "parquet"
-    stamp = _stamp(resources, layout) | {
+    answer_headers = _layout_headers(resources, layout) | {
         "Content-Disposition": f'attachment; filename="{name}.{suffix}"',
         "X-Mlcd-Items": str(len(selected_rows)),
     }
-    return PartedAnswer(parts, resources, stamp, kind)
+    return PartedAnswer(parts, resources, answer_headers, kind)
 
 
 async def _open_layout(
@@ -182,7 +182,7 @@ async def _compute(request: Request, resources: Resources, work: Callable[[], _R
     )
 
 
-def _stamp(resources: Resources, layout: Plane) -> dict[str, str]:
+def _layout_headers(resources: Resources, layout: Plane) -> dict[str, str]:
     return {**headers(resources), "X-Mlcd-Layout": f"{layout.method};{layout.digest}"}
 
 
@@ -199,18 +199,18 @@ def _binary_answer(
     shown_rows = rows[:first]
     data = memoryview(np.ascontiguousarray(shown_rows).ravel().view(np.uint8).data)
     etag = f'"{_tag_of(layout)}"'
-    stamp = {
-        **_stamp(resources, layout),
+    answer_headers = {
+        **_layout_headers(resources, layout),
         "X-Mlcd-Items": str(len(shown_rows)),
         "ETag": etag,
         "Cache-Control": "private, no-cache",
         "Vary": "Authorization, X-API-Key",
     }
     if etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=stamp)
-    stamp["Content-Length"] = str(len(data))
+        return Response(status_code=304, headers=answer_headers)
+    answer_headers["Content-Length"] = str(len(data))
     pieces = (data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES))
-    return PartedAnswer(pieces, resources, stamp, RAW, held_bytes=held_bytes)
+    return PartedAnswer(pieces, resources, answer_headers, RAW, held_bytes=held_bytes)
 
 
 def _tag_of(layout: Plane) -> str:

@@ -31,7 +31,7 @@ async def embed_texts(body: TextsRequest, request: Request, resources: Opened) -
     """Embeds texts. A model without a text tower answers 422, `no-text-tower`.
 
     JSON and Arrow report errors per text. For the raw and npy matrices, one invalid text refuses
-    the whole request, and the answer has its index.
+    the whole request, and the error has its index.
     """
     chosen = negotiate(request, OFFERED)
     encoded_texts = await encode_texts(request, resources, body.texts)

@@ -81,15 +81,15 @@ async def get_thumbnail(
             "the item was added without a thumbnail", remedy="add it again with its image"
         )
     etag = f'"{picture.version}"'
-    stamp = {
+    answer_headers = {
         **headers(resources),
         "ETag": etag,
         "Cache-Control": _FOREVER if v == picture.version else _REVALIDATED,
         "Vary": _KEYS,
     }
     if etag in _tags(request):
-        return Response(status_code=304, headers=stamp)
-    return Response(picture.data, 200, stamp, WEBP)
+        return Response(status_code=304, headers=answer_headers)
+    return Response(picture.data, 200, answer_headers, WEBP)
 
 
 def _tags(request: Request) -> list[str]:
