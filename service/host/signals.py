@@ -44,7 +44,7 @@ def end_while_it_starts(number: int) -> None:
     """
 
     def end(*_: object) -> None:
-        for child in _children():
+        for child in _list_children():
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)  # an export; its unfinished files are recognizable
         os._exit(0)
@@ -52,7 +52,7 @@ def end_while_it_starts(number: int) -> None:
     signal.signal(number, end)
 
 
-def _children() -> list[int]:
+def _list_children() -> list[int]:
     """Returns the process ids of the children; [] if the system does not list them."""
     lists = Path("/proc/self/task").glob("*/children")
     with suppress(OSError):

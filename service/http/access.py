@@ -11,11 +11,11 @@ from mlcd.service.resources import Resources
 
 
 # Async: FastAPI runs a plain function on a thread, and the request would wait for that thread.
-async def _resources(request: Request) -> Resources:
+async def _get_resources(request: Request) -> Resources:
     return cast(Resources, request.state.resources)
 
 
-Opened = Annotated[Resources, Depends(_resources)]
+Opened = Annotated[Resources, Depends(_get_resources)]
 
 
 def sees(name: str, request: Request) -> bool:

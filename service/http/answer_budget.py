@@ -53,12 +53,12 @@ class _Answer:
         self._scope, self._receive, self._send = scope, receive, send
         self._resources: Resources = scope["state"]["resources"]
         self._start: Message | None = None
-        self._reserved = 0
+        self._reserved_bytes = 0
         self._owner: str | None = None
-        self._refused = False
+        self._is_refused = False
 
     async def send(self, message: Message) -> None:
-        if self._refused:
+        if self._is_refused:
             await asyncio.sleep(0)  # lets a stream notice that its answer has ended
         elif message["type"] == "http.response.start":
             self._start = message  # sent once the bytes of the body are reserved
@@ -68,8 +68,8 @@ class _Answer:
             await self._send_body(message.get("body", b""), more=message.get("more_body", False))
 
     def release(self) -> None:
-        self._resources.admission.answers.release(self._reserved, owner=self._owner)
-        self._reserved = 0
+        self._resources.admission.answers.release(self._reserved_bytes, owner=self._owner)
+        self._reserved_bytes = 0
 
     async def _send_body(self, body: Any, *, more: bool) -> None:
         if self._start is not None:
@@ -77,12 +77,12 @@ class _Answer:
             try:
                 self._admit(len(body), more=more)
             except MlcdError as error:
-                self._refused = True
+                self._is_refused = True
                 refusal = await handle_mlcd_error(Request(self._scope), error)
                 await refusal(self._scope, self._receive, self._send)
                 return
             await self._send(start)
-        elif len(body) > max(self._reserved, _SMALL_BYTES):
+        elif len(body) > max(self._reserved_bytes, _SMALL_BYTES):
             await self._wait_for_room(len(body))
         if len(body) <= _SMALL_BYTES:
             await self._send_part(body, more=more)
@@ -102,24 +102,24 @@ class _Answer:
                 f"the answer must have at most {limit} bytes, got {num_bytes}",
                 limit="max_answer_bytes",
             )
-        announced = self._scope["state"].get(_ANNOUNCED, 0)
+        announced_bytes = self._scope["state"].get(_ANNOUNCED, 0)
         key = self._scope["state"].get("key")
         self._owner = None if key is None else key.id
-        needed = max(min(announced, limit), num_bytes)
-        if needed > _SMALL_BYTES:
-            self._resources.admission.answers.reserve(needed, owner=self._owner)
-            self._reserved = needed
+        needed_bytes = max(min(announced_bytes, limit), num_bytes)
+        if needed_bytes > _SMALL_BYTES:
+            self._resources.admission.answers.reserve(needed_bytes, owner=self._owner)
+            self._reserved_bytes = needed_bytes
 
     async def _wait_for_room(self, num_bytes: int) -> None:
         """Waits until `num_bytes` can be reserved: an answer that has started cannot be refused.
 
         The connection's timer ends the wait by closing the connection.
         """
-        answers, missing_bytes = self._resources.admission.answers, num_bytes - self._reserved
+        answers, missing_bytes = self._resources.admission.answers, num_bytes - self._reserved_bytes
         while not answers.has_room(missing_bytes, owner=self._owner):  # noqa: ASYNC110 - no event
             await asyncio.sleep(ANSWER_POLL_S)
         answers.reserve(missing_bytes, owner=self._owner)
-        self._reserved = num_bytes
+        self._reserved_bytes = num_bytes
 
     async def _send_part(self, body: Any, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

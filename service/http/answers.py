@@ -92,9 +92,9 @@ def negotiate(request: Request, offered: tuple[str, ...]) -> str:
 def _choose(accept: str, offered: tuple[str, ...]) -> str:
     accept = _QUOTED.sub('""', accept)
     elements = [element for element in accept.split(",") if element.strip()]
-    ranges = [_media_range(element) for element in elements or ["*/*"]]
-    preferred = max(offered, key=partial(_preference, ranges))
-    weight, _ = _preference(ranges, preferred)
+    ranges = [_parse_range(element) for element in elements or ["*/*"]]
+    preferred = max(offered, key=partial(_weigh, ranges))
+    weight, _ = _weigh(ranges, preferred)
     if weight == 0:
         raise NotAcceptable(
             f"the Accept header must allow one of {', '.join(offered)}",
@@ -125,7 +125,7 @@ class _MediaRange(NamedTuple):
         return 1 if self.kind in ("*/*", "*") else 0
 
 
-def _media_range(element: str) -> _MediaRange:
+def _parse_range(element: str) -> _MediaRange:
     kind, *parameters = (piece.strip().lower() for piece in element.split(";"))
     weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
     if not all(map(_WEIGHT.fullmatch, weights)):
@@ -135,7 +135,7 @@ def _media_range(element: str) -> _MediaRange:
     return _MediaRange(kind, has_parameters=len(parameters) > len(weights), weight=weight)
 
 
-def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
+def _weigh(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
     """Returns a media type's weight and the specificity of the range that sets the weight."""
     specificity, weight = max(
         (media_range.specificity(offer), media_range.weight) for media_range in ranges
@@ -206,8 +206,8 @@ async def compute_answer(
             return content.model_dump_json(by_alias=True, exclude_unset=exclude_unset).encode()
         return to_json(content)
 
-    working = asyncio.get_running_loop().run_in_executor(resources.compute, write_body)
-    body = await within_deadline(working, request.state.deadline)
+    writing = asyncio.get_running_loop().run_in_executor(resources.compute, write_body)
+    body = await within_deadline(writing, request.state.deadline)
     return Response(body, 200, answer_headers, JSON)
 
 

@@ -199,10 +199,10 @@ class OriginMiddleware:
     def _is_own_host(self, host: str) -> bool:
         if self._requires_keys and not self._hosts:
             return True
-        name = canonical_host(_without_port(host))
+        name = canonical_host(_strip_port(host))
         if name is None:
             return False
-        address = _address(name)
+        address = _parse_address(name)
         if allows((*_LOCAL_NAMES, *self._hosts), name) or (
             address is not None and address.is_loopback
         ):
@@ -211,14 +211,14 @@ class OriginMiddleware:
         return self._is_open and (address is not None or "." not in name)
 
 
-def _address(name: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(name: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(name)
     except ValueError:
         return None
 
 
-def _without_port(host: str) -> str:
+def _strip_port(host: str) -> str:
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() else host
 

@@ -71,13 +71,13 @@ async def read_json(request: Request, resources: Resources) -> dict[str, Any]:
     """Reads a JSON object; parses it off the event loop."""
     _check_json_type(request)
     return require_object(
-        await parse_json(await _read_body_once(request, resources.settings.limits), resources)
+        await parse_json(await _read_json_body(request, resources.settings.limits), resources)
     )
 
 
 async def read_optional_json(request: Request, resources: Resources) -> dict[str, Any] | None:
     """Reads a JSON object; None for a request without a body."""
-    body = await _read_body_once(request, resources.settings.limits)
+    body = await _read_json_body(request, resources.settings.limits)
     if not body:
         return None
     _check_json_type(request)
@@ -107,7 +107,7 @@ def _check_json_type(request: Request) -> None:
         raise Unsupported("the body must be JSON", remedy="send Content-Type: application/json")
 
 
-async def _read_body_once(request: Request, limits: Limits) -> bytearray:
+async def _read_json_body(request: Request, limits: Limits) -> bytearray:
     """Returns the body without the second copy that `request.body()` keeps in the request."""
     _check_uncompressed(request)
     stated_bytes = int(request.headers.get("content-length", "0"))  # validated by the middleware
@@ -191,15 +191,17 @@ async def read_form(
             raise unknown_name(
                 unknown, names, where="the form", elsewhere=request_query_names(request)
             )
-        files = _files(form)
+        files = _require_files(form)
         check_count(len(files), limits)
-        fields = {name: _text(name, value) for name, value in form.items() if name != _FILES}
+        fields = {
+            name: _require_text(name, value) for name, value in form.items() if name != _FILES
+        }
         return [await file.read() for file in files], fields
     finally:
         await form.close()
 
 
-def _files(form: FormData) -> list[UploadFile]:
+def _require_files(form: FormData) -> list[UploadFile]:
     files = []
     for value in form.getlist(_FILES):
         if isinstance(value, str):
@@ -219,7 +221,7 @@ def _files(form: FormData) -> list[UploadFile]:
     return files
 
 
-def _text(name: str, value: UploadFile | str) -> str:
+def _require_text(name: str, value: UploadFile | str) -> str:
     if not isinstance(value, str):
         raise BadRequest(f"the field `{name}` of the form must be a text, got a file", param=name)
     return value

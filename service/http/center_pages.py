@@ -58,11 +58,11 @@ class _Recent:
         with np.errstate(invalid="ignore"):
             return self.novel / self.images
 
-    def of_center(self, center: int) -> RecentQueries:
-        return _recent_queries(int(self.images[center]), int(self.novel[center]))
+    def for_center(self, center: int) -> RecentQueries:
+        return _build_recent_queries(int(self.images[center]), int(self.novel[center]))
 
-    def of_all(self) -> RecentQueries:
-        return _recent_queries(int(self.images.sum()), int(self.novel.sum()))
+    def for_all(self) -> RecentQueries:
+        return _build_recent_queries(int(self.images.sum()), int(self.novel.sum()))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def build_center_list(
     """Returns the requested page of the list of centers."""
     lookup.follow_names()
     centers, recent = lookup.centers, _Recent.from_lookup(lookup)
-    values = _sort_values(lookup, clustered, recent)
+    values = _compute_values(lookup, clustered, recent)
     order = _order_centers(lookup, values, options)
     first = 0
     if options.cursor is not None:
@@ -106,12 +106,12 @@ def build_center_list(
             raise InvalidInput("unknown cursor", remedy="pass `next` of the previous page")
         first = int(ranks[0]) + 1
     page = order[first : first + options.limit]
-    examples = _examples(lookup, clustered, page.tolist(), options.examples)
+    examples = _list_examples(lookup, clustered, page.tolist(), options.examples)
     return CenterList(
         **provenance(resources),
         digest=centers.digest,
-        recent=recent and recent.of_all(),
-        novelty_from=_novelty_from(lookup, clustered),
+        recent=recent and recent.for_all(),
+        novelty_from=_find_novelty_source(lookup, clustered),
         collection=None if clustered is None else clustered.name,
         centers=[
             ListedCenter(
@@ -124,7 +124,7 @@ def build_center_list(
                 members=None if clustered is None else int(values["members"][center]),
                 spread=_none_if_nan(values["spread"][center]),
                 novelty=_none_if_nan(values["novelty"][center]),
-                recent=recent and recent.of_center(center),
+                recent=recent and recent.for_center(center),
                 examples=center_examples,
             )
             for center, center_examples in zip(page.tolist(), examples, strict=True)
@@ -134,11 +134,11 @@ def build_center_list(
     )
 
 
-def _recent_queries(images: int, novel: int) -> RecentQueries:
+def _build_recent_queries(images: int, novel: int) -> RecentQueries:
     return RecentQueries(images=images, novelty=novel / images if images else None)
 
 
-def _sort_values(
+def _compute_values(
     lookup: Lookup, clustered: Clustered | None, recent: _Recent | None
 ) -> dict[str, NDArray[Any]]:
     num = len(lookup.centers.vectors)
@@ -162,7 +162,7 @@ def _sort_values(
     }
 
 
-def _novelty_from(
+def _find_novelty_source(
     lookup: Lookup, clustered: Clustered | None
 ) -> Literal["centers", "collection"] | None:
     """Returns which images define the ordinary distance: those of the centers or the collection."""
@@ -200,7 +200,7 @@ def _order_centers(
     return center_ids[np.argsort(np.nan_to_num(key[center_ids], nan=np.inf), kind="stable")]
 
 
-def _examples(
+def _list_examples(
     lookup: Lookup, clustered: Clustered | None, page: list[int], num: int
 ) -> list[list[Example]]:
     """Returns up to `num` examples of each center of a page."""
@@ -268,8 +268,8 @@ def build_described_center(
         items = _nearest_items(resources, searched, vector)
         collection_fields = {"collections": searched}
     else:
-        (items,) = _examples(lookup, clustered, [center], _NUM_NEIGHBORS)
-        values = _sort_values(lookup, clustered, recent)
+        (items,) = _list_examples(lookup, clustered, [center], _NUM_NEIGHBORS)
+        values = _compute_values(lookup, clustered, recent)
         collection_fields = {
             "members": int(values["members"][center]),
             "spread": _none_if_nan(values["spread"][center]),
@@ -285,7 +285,7 @@ def build_described_center(
         path=centers.path(center),
         alternates=lookup.names.alternates(center),
         evidence=evidence and NameGrounds(**evidence),
-        recent=recent and recent.of_center(center),
+        recent=recent and recent.for_center(center),
         **collection_fields,
         nearest=neighbors[:_NUM_NEIGHBORS],
         examples=[*members, *items],

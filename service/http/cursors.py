@@ -17,11 +17,11 @@ def read_cursor(cursor: str, *kinds: type[Any]) -> list[Any]:
     try:
         values = orjson.loads(pybase64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (ValueError, orjson.JSONDecodeError) as error:
-        raise _invalid() from error
+        raise _invalid_cursor() from error
     if not isinstance(values, list) or [type(value) for value in values] != [*kinds]:
-        raise _invalid()
+        raise _invalid_cursor()
     return values
 
 
-def _invalid() -> InvalidInput:
+def _invalid_cursor() -> InvalidInput:
     return InvalidInput("unknown cursor", remedy="start again without a cursor")

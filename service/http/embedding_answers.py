@@ -39,9 +39,9 @@ def embedding_answer(
     """
     answer_headers = headers(resources, encoded)
     if media_type == JSON:
-        return _as_json(encoded, resources, answer_headers, fields)
+        return _answer_json(encoded, resources, answer_headers, fields)
     if media_type == ARROW:
-        return Response(_as_arrow(encoded), 200, answer_headers, ARROW)
+        return Response(_write_arrow(encoded), 200, answer_headers, ARROW)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
     content = (
@@ -52,7 +52,7 @@ def embedding_answer(
     return Response(content, 200, answer_headers, media_type)
 
 
-def _as_json(
+def _answer_json(
     encoded: Encoded, resources: Resources, answer_headers: dict[str, str], fields: dict[str, Any]
 ) -> Response:
     content = {
@@ -75,7 +75,7 @@ def _as_json(
     )
 
 
-def _as_arrow(encoded: Encoded) -> bytes:
+def _write_arrow(encoded: Encoded) -> bytes:
     """Returns the columns index, embedding (null on failure) and error (null on success)."""
     num = len(encoded.rows) + len(encoded.errors)
     row_of = {index: row for row, index in enumerate(encoded.rows)}

@@ -22,7 +22,7 @@ from mlcd.service.telemetry.request import count_images, stage_s
 from mlcd.types import Embeddings, ImageBatch, unit_rows
 
 # A function that processes the fetched images of a request and their embeddings.
-After: TypeAlias = Callable[[Sequence[bytes | ImageRejected], Encoded], Awaitable[None]]
+AfterEncoding: TypeAlias = Callable[[Sequence[bytes | ImageRejected], Encoded], Awaitable[None]]
 
 
 async def encode(
@@ -31,7 +31,7 @@ async def encode(
     images: Sequence[GivenImage],
     *,
     num_beside: int = 0,
-    after: After | None = None,
+    after: AfterEncoding | None = None,
 ) -> Encoded:
     """Encodes images, fetching those at URLs; an image that fails does not affect the others.
 

@@ -41,7 +41,7 @@ def describe_progress(job: jobs.Job) -> JobProgress:
         collected=job.collected if is_index else None,
         indexed=job.indexed if is_index else None,
         images_per_s=job.images_per_s,
-        eta_s=_eta_s(job),
+        eta_s=_estimate_eta_s(job),
     )
 
 
@@ -49,7 +49,7 @@ def describe_failure(problem: jobs.JobProblem) -> JobFailure:
     return JobFailure(code=problem.code, message=problem.message, remedy=problem.remedy)
 
 
-def _eta_s(job: jobs.Job) -> float | None:
+def _estimate_eta_s(job: jobs.Job) -> float | None:
     """Returns the seconds until all images are done; None outside that stage or without a rate."""
     if job.state != "running" or job.stage != "shard" or job.images is None or not job.images_per_s:
         return None

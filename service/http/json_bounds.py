@@ -30,7 +30,7 @@ def check_json(body: bytes | bytearray | memoryview, limits: Limits) -> None:
             limit="max_json_bytes",
         )
     octets = np.frombuffer(body, np.uint8)
-    if _cost(octets) > limits.max_json_values:
+    if _count_values(octets) > limits.max_json_values:
         raise TooLarge(
             f"the JSON must have at most {limits.max_json_values} values",
             limit="max_json_values",
@@ -43,17 +43,17 @@ def check_json(body: bytes | bytearray | memoryview, limits: Limits) -> None:
         )
 
 
-def _blocks(octets: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+def _iterate_blocks(octets: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """Yields the position of each block's first byte, and the block plus one byte."""
     for start in range(0, len(octets), _BLOCK_BYTES):
         yield start, octets[start : start + _BLOCK_BYTES + 1]
 
 
-def _cost(octets: NDArray[np.uint8]) -> int:
+def _count_values(octets: NDArray[np.uint8]) -> int:
     """Returns an upper bound on the number of values; characters inside strings count, too."""
     return sum(
         cost * int(np.count_nonzero(block[:_BLOCK_BYTES] == ord(byte)))
-        for _, block in _blocks(octets)
+        for _, block in _iterate_blocks(octets)
         for byte, cost in _COSTS.items()
     )
 
@@ -65,11 +65,12 @@ def _has_more_text(octets: NDArray[np.uint8], max_bytes: int) -> bool:
     character, depending on its widest character, so a single emoji makes a long string take four
     times as much memory. All other text is therefore bounded in total.
     """
-    specials = _specials(octets, max_bytes)
+    specials = _find_specials(octets, max_bytes)
     if len(specials) > max_bytes:
         return True
     quotes = [
-        start + np.flatnonzero(block[:_BLOCK_BYTES] == _QUOTE) for start, block in _blocks(octets)
+        start + np.flatnonzero(block[:_BLOCK_BYTES] == _QUOTE)
+        for start, block in _iterate_blocks(octets)
     ]
     # There is no quote between two consecutive edges.
     edges = np.concatenate([[-1], *quotes, [len(octets)]])
@@ -80,14 +81,14 @@ def _has_more_text(octets: NDArray[np.uint8], max_bytes: int) -> bool:
     return len(octets) - int(lengths[is_plain & (lengths >= _LONG_BYTES)].sum()) > max_bytes
 
 
-def _specials(octets: NDArray[np.uint8], max_bytes: int) -> NDArray[np.int64]:
+def _find_specials(octets: NDArray[np.uint8], max_bytes: int) -> NDArray[np.int64]:
     r"""Returns the positions of bytes that plain strings cannot have; stops soon after `max_bytes`.
 
     These are non-ASCII bytes and backslashes, except in `\/`, which PHP writes for a slash.
     """
     positions: list[NDArray[np.int64]] = []
     num = 0
-    for start, block in _blocks(octets):
+    for start, block in _iterate_blocks(octets):
         special = block >= _FIRST_NON_ASCII
         special[:-1] |= (block[:-1] == _BACKSLASH) & (block[1:] != _SLASH)
         positions.append(start + np.flatnonzero(special[:_BLOCK_BYTES]))

@@ -33,7 +33,7 @@ def csv_parts(layout: Plane, rows: NDArray[np.int64]) -> Iterator[bytes]:
     An id that a spreadsheet would execute as a formula gets a leading apostrophe.
     """
     yield (",".join(_SCHEMA.names) + "\r\n").encode()
-    for batch in _batches(layout, rows):
+    for batch in _iterate_batches(layout, rows):
         text = io.StringIO(newline="")
         ids, *columns = (column.to_pylist() for column in batch)
         csv.writer(text).writerows(zip(map(_escape_formula, ids), *columns, strict=True))
@@ -50,7 +50,7 @@ def parquet_parts(layout: Plane, rows: NDArray[np.int64]) -> Iterator[bytes]:
 
     file = _DrainedFile()
     with pq.ParquetWriter(pa.PythonFile(file, mode="w"), _SCHEMA) as writer:
-        for batch in _batches(layout, rows):
+        for batch in _iterate_batches(layout, rows):
             writer.write_batch(batch)
             yield file.take()
     yield file.take()
@@ -77,7 +77,7 @@ class _DrainedFile(io.RawIOBase):
         return part
 
 
-def _batches(layout: Plane, rows: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _iterate_batches(layout: Plane, rows: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
     searcher = layout.searcher
     for start in range(0, len(rows), _ROWS_PER_BATCH):
         batch_rows = rows[start : start + _ROWS_PER_BATCH]

@@ -109,7 +109,7 @@ class _Exchange:
         self._started = time.perf_counter()
         self._status = 500
         self._handler = asyncio.current_task()
-        self._complete = self._is_late = False
+        self._is_complete = self._is_late = False
         self.answered = False
         self._presence = presence_of(scope)
         self._watcher: asyncio.Task[None] | None = None
@@ -119,13 +119,13 @@ class _Exchange:
         self._resources.model.requests.begin()
 
     async def receive(self) -> Message:
-        if self._complete:
+        if self._is_complete:
             return await self._receive()
         message = await self._within_deadline()
         if message["type"] == "http.disconnect":
             self.client_gone = True
         elif not message.get("more_body", False):
-            self._complete = True
+            self._is_complete = True
             if self._presence is not None:
                 self._presence.watch(self._cancel)
             else:
@@ -155,7 +155,7 @@ class _Exchange:
             limits = await self._resources.rate_limiter.headers(
                 self._state.get("key"), None if retry_after is None else int(retry_after)
             )
-            message["headers"] = [*app_headers, *limits, *self._headers(stages, retry_after)]
+            message["headers"] = [*app_headers, *limits, *self._build_headers(stages, retry_after)]
             if self._presence is not None and self._presence.awaits_continue:
                 # The client never sent its body: uvicorn would read the next request as the body.
                 message["headers"].append((b"connection", b"close"))
@@ -167,7 +167,7 @@ class _Exchange:
         if self._watcher is not None:
             self._watcher.cancel()
         self._resources.model.requests.end()
-        status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
+        status, route = _CLIENT_GONE if self.client_gone else self._status, _find_route(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)
         if self._record.counts:
@@ -206,7 +206,9 @@ class _Exchange:
             self.client_gone = True
             self._handler.cancel()
 
-    def _headers(self, stages: list[bytes], retry_after: bytes | None) -> list[tuple[bytes, bytes]]:
+    def _build_headers(
+        self, stages: list[bytes], retry_after: bytes | None
+    ) -> list[tuple[bytes, bytes]]:
         """Returns the headers that every answer gets.
 
         retry_after: value set by the error; None uses the estimate from the current load.
@@ -270,19 +272,19 @@ class _Body:
         )
         self._deadline: float = scope["state"]["deadline"]
         self._presence = presence_of(scope)
-        self._is_checked = self._complete = False
+        self._is_checked = self._is_complete = False
         self._key: str | None = None
         self._received_bytes = self._reserved_bytes = 0
         self._patience_s = BODY_PATIENCE_S
 
     async def receive(self) -> Message:
-        if self._complete:  # only http.disconnect can follow
+        if self._is_complete:  # only http.disconnect can follow
             return await self._receive()
         if not self._is_checked:
             self._check_headers()
             self._is_checked = True
         message = await self._receive_part()
-        self._complete = not message.get("more_body", False)
+        self._is_complete = not message.get("more_body", False)
         self._received_bytes += len(message.get("body", b""))
         if self._received_bytes > self._limit:
             raise _too_large(self._limit)
@@ -350,7 +352,7 @@ def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"the body must have at most {limit} bytes", limit="max_body_bytes")
 
 
-def _route_of(scope: Scope) -> str:
+def _find_route(scope: Scope) -> str:
     """Returns the route's pattern: raw paths would create an unbounded number of metric labels."""
     return str(getattr(scope.get("route"), "path", "other"))
 
@@ -391,7 +393,7 @@ class SecurityHeadersMiddleware:
         await self._app(scope, receive, send_with_headers)
 
 
-def _with_policy(policy: str) -> tuple[tuple[bytes, bytes], ...]:
+def _security_headers(policy: str) -> tuple[tuple[bytes, bytes], ...]:
     return (
         (b"x-content-type-options", b"nosniff"),
         # Embeddings reveal their images, and a shared cache would ignore X-API-Key and serve one
@@ -402,5 +404,5 @@ def _with_policy(policy: str) -> tuple[tuple[bytes, bytes], ...]:
     )
 
 
-_DEFAULTS: Final = _with_policy(_DATA_POLICY)
-_DOCS_DEFAULTS: Final = _with_policy(_DOCS_POLICY)
+_DEFAULTS: Final = _security_headers(_DATA_POLICY)
+_DOCS_DEFAULTS: Final = _security_headers(_DOCS_POLICY)

@@ -189,7 +189,7 @@ def _add_responses(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) 
     for status in statuses:
         responses.setdefault(str(dialect.status(status)), {})
     for status, response in responses.items():
-        response["headers"] = {**_HEADERS, **_headers_of(int(status))}
+        response["headers"] = {**_HEADERS, **_select_headers(int(status))}
         if int(status) >= _FIRST_ERROR:
             response["description"] = TITLES[int(status)]
             response.setdefault(
@@ -198,7 +198,7 @@ def _add_responses(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) 
     operation["responses"] = dict(sorted(responses.items()))
 
 
-def _headers_of(status: int) -> dict[str, Any]:
+def _select_headers(status: int) -> dict[str, Any]:
     if status in COMES_BACK:
         return _RETRY_AFTER
     return _CHALLENGE if status in (401, 403) else {}

@@ -140,7 +140,7 @@ def bad_field(
     error = next(unknown, reported[0]) if reported[0]["type"] == "missing" else reported[0]
     path = [part for part in error["loc"] if part not in ("body", "query", "path", "header")]
     # Pydantic reports an error for each branch of a union, under the branch's name.
-    if error["type"] == "extra_forbidden" and (names := _fields_at(model, path[:-1])):
+    if error["type"] == "extra_forbidden" and (names := _find_fields(model, path[:-1])):
         inner = ".".join(map(str, path[:-1]))
         where = f"`{inner}` of the body" if inner else "the body"
         return unknown_name([str(path[-1])], names, where=where, within=path[:-1])
@@ -154,21 +154,21 @@ def _is_field(part: str) -> bool:
     return part not in _UNION_BRANCHES and is_shown(part)
 
 
-def _fields_at(model: Any, path: Sequence[int | str]) -> list[str]:
+def _find_fields(model: Any, path: Sequence[int | str]) -> list[str]:
     """Returns the fields of the object at a path in a body, or [] if its type is ambiguous."""
     for step in path:
         if isinstance(step, str):
             fields = getattr(model, "model_fields", {})
             model = fields[step].annotation if step in fields else None
-        model = next((part for part in _parts(model) if hasattr(part, "model_fields")), None)
+        model = next((part for part in _walk_types(model) if hasattr(part, "model_fields")), None)
     return list(getattr(model, "model_fields", {}))
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
+def _walk_types(annotation: Any) -> Iterator[Any]:
     """Yields a type and, recursively, its type arguments."""
     yield annotation
     for inner in get_args(annotation):
-        yield from _parts(inner)
+        yield from _walk_types(inner)
 
 
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
@@ -186,7 +186,7 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     )
     if isinstance(error, StrictBatch):
         refusal = replace(refusal, index=error.index, limit=_ITEM_LIMIT.get(error.name))
-    return _respond(request, refusal, getattr(error, "headers", None))
+    return _answer_refusal(request, refusal, getattr(error, "headers", None))
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
@@ -203,9 +203,9 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     details = {404: "unknown route", 405: "this route does not support that method"}
     detail = details.get(error.status_code, "the request cannot be read")
     headers = dict(error.headers or {})
-    if error.status_code == 405 and (methods := _methods(request)):
+    if error.status_code == 405 and (methods := _find_methods(request)):
         headers = {"Allow": ", ".join(sorted(methods))}
-    return _respond(request, _build_refusal(request, error.status_code, detail), headers)
+    return _answer_refusal(request, _build_refusal(request, error.status_code, detail), headers)
 
 
 def find_name_error(request: Request) -> InvalidInput | None:
@@ -222,7 +222,7 @@ def find_name_error(request: Request) -> InvalidInput | None:
     return None
 
 
-def _methods(request: Request) -> set[str]:
+def _find_methods(request: Request) -> set[str]:
     """Returns the methods of all routes at this path; Starlette lists those of one route only.
 
     The first matching route determines the path pattern: a later route may match more loosely.
@@ -244,7 +244,7 @@ async def handle_unexpected(request: Request, error: Exception) -> Response:
     _log.error(
         "request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error)
     )
-    return _respond(
+    return _answer_refusal(
         request,
         _build_refusal(
             request, _SERVER_FAULT, "the server failed; its log has the cause, under the request id"
@@ -267,7 +267,9 @@ def _build_refusal(request: Request, status: int, detail: str) -> Refusal:
     )
 
 
-def _respond(request: Request, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+def _answer_refusal(
+    request: Request, refusal: Refusal, headers: dict[str, str] | None = None
+) -> Response:
     dialect = dialect_of(request.app, refusal.instance)
     headers = {"X-Request-Id": refusal.request_id, **(headers or {})}
     return Response(

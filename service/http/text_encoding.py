@@ -97,7 +97,7 @@ async def encode_texts(
     check_num_texts(len(texts), limits)
     check_num_chars(num_chars(texts, limits.max_text_chars), limits)
     count_texts(len(texts))
-    await resources.rate_limiter.take(key, _num_charged(texts, limits))
+    await resources.rate_limiter.take(key, _count_charged(texts, limits))
     owner = None if key is None else key.id
     encoded_texts = await encode_with(
         tower, texts, deadline=request.state.deadline, reject_long=reject_long, owner=owner
@@ -107,7 +107,7 @@ async def encode_texts(
     return encoded_texts
 
 
-def _num_charged(texts: Sequence[object], limits: Limits) -> int:
+def _count_charged(texts: Sequence[object], limits: Limits) -> int:
     """Returns the number of texts to count against a key's rate limit."""
     return sum(
         max(1, -(-num_chars([text], limits.max_text_chars) // limits.rate_chars)) for text in texts

@@ -66,13 +66,13 @@ def _find_similar(name: str, choices: list[str]) -> str | None:
 
 def query_names(route: APIRoute) -> tuple[str, ...]:
     """Returns the query parameters that a route or its dependencies declare."""
-    return tuple(_query_names(route.dependant))
+    return tuple(_iterate_query_names(route.dependant))
 
 
-def _query_names(dependant: Dependant) -> Iterator[str]:
+def _iterate_query_names(dependant: Dependant) -> Iterator[str]:
     yield from (parameter.alias for parameter in dependant.query_params)
     for inner in dependant.dependencies:
-        yield from _query_names(inner)
+        yield from _iterate_query_names(inner)
 
 
 def request_query_names(request: Request) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def list_keys(as_json: bool, file: str | None) -> None:
     if as_json:
         click.echo(orjson.dumps(rows))
         return
-    table = [_COLUMNS, *(tuple(_cell(row[column]) for column in _COLUMNS) for row in rows)]
+    table = [_COLUMNS, *(tuple(_format_cell(row[column]) for column in _COLUMNS) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         click.echo(
@@ -124,7 +124,7 @@ def _describe_key(key: Key, now: datetime) -> dict[str, Any]:
     return {"state": key.state(now), **key.model_dump(mode="json", exclude={"sha256"})}
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     return ",".join(value) if isinstance(value, list) else str(value)

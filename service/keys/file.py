@@ -80,7 +80,7 @@ class KeySet(BaseModel, frozen=True, extra="forbid"):
         """
         match = _TOKEN.fullmatch(token)
         key = self._by_id.get(match[1]) if match else None
-        is_same = hmac.compare_digest(_digest(token), key.sha256 if key else _NO_DIGEST)
+        is_same = hmac.compare_digest(_hash_token(token), key.sha256 if key else _NO_DIGEST)
         return key if is_same else None
 
 
@@ -124,7 +124,7 @@ def create_key(
         key = Key(
             id=key_id,
             name=name,
-            sha256=_digest(token),
+            sha256=_hash_token(token),
             scopes=tuple(scope for scope in SCOPES if scope in scopes),
             rate=rate,
             collections=None if collections is None else tuple(dict.fromkeys(collections)),
@@ -158,7 +158,7 @@ def _new_id(key_set: KeySet) -> str:
     return key_id
 
 
-def _digest(token: str) -> str:
+def _hash_token(token: str) -> str:
     """Returns a fast hash of a token: 256 random bits cannot be guessed, so it need not be slow."""
     return hashlib.sha256(token.encode()).hexdigest()
 

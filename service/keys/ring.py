@@ -21,7 +21,7 @@ class KeyRing:
     def __init__(self, path: Path) -> None:
         """Reads the file. Raises ConfigInvalid if it cannot be read or has no valid key."""
         self._path = path
-        self._stamp = _stamp_of(path)
+        self._stamp = _read_stamp(path)
         self._keys: KeySet | None = read_keys(path)
         if not any(key.state(_now()) == "valid" for key in self._keys.keys):
             raise ConfigInvalid(
@@ -42,14 +42,14 @@ class KeyRing:
             )
         return _require_valid(self._readable_keys.find(token))
 
-    def find(self, identity: str | None) -> Key:
+    def find(self, key_id: str | None) -> Key:
         """Returns the key with an id, for work that the server does on behalf of the client.
 
         Raises Unauthorized for None and for a key that is not valid any more, and Unavailable like
         `identify`.
         """
         keys = self._readable_keys.keys
-        return _require_valid(next((key for key in keys if key.id == identity), None))
+        return _require_valid(next((key for key in keys if key.id == key_id), None))
 
     @property
     def _readable_keys(self) -> KeySet:
@@ -64,7 +64,7 @@ class KeyRing:
             in_thread = partial(asyncio.get_running_loop().run_in_executor, reading)
             while True:
                 await asyncio.sleep(KEYS_POLL_S)
-                stamp = await in_thread(_stamp_of, self._path)
+                stamp = await in_thread(_read_stamp, self._path)
                 if stamp != self._stamp:
                     # The stamp is taken before the file is read, so a change in between is
                     # noticed next time.
@@ -88,7 +88,7 @@ def _read(path: Path) -> KeySet | None:
         return None
 
 
-def _stamp_of(path: Path) -> tuple[int, ...] | None:
+def _read_stamp(path: Path) -> tuple[int, ...] | None:
     """Returns a stamp that changes with the content, because each change replaces the file."""
     try:
         stat = path.stat()

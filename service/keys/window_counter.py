@@ -33,8 +33,8 @@ class WindowCounter:
 
         With `shared`, methods raise the StorageError of `limits` if Redis does not answer.
         """
-        storage = MemoryStorage() if shared is None else _storage(shared)
-        self._storage: SlidingWindowCounterSupport = storage
+        storage = MemoryStorage() if shared is None else _open_storage(shared)
+        self._open_storage: SlidingWindowCounterSupport = storage
         self._limiter = SlidingWindowCounterRateLimiter(storage)
 
     async def take(self, key: Key, rate: int, num: int, num_counted: int) -> int:
@@ -45,20 +45,20 @@ class WindowCounter:
         item = RateLimitItemPerMinute(rate)
         if await self._limiter.hit(item, key.id, cost=num):
             return 0
-        window = await self._window(item, key)
-        wait_s = _wait_s(rate - num_counted - num, window)
+        window = await self._read_window(item, key)
+        wait_s = _compute_wait_s(rate - num_counted - num, window)
         return max(1, math.ceil(wait_s + RATE_ROUNDING_S))
 
     async def count_left(self, key: Key, rate: int) -> tuple[int, int]:
         """Returns the number of images that may be sent now, and the seconds left in the minute."""
-        window = await self._window(RateLimitItemPerMinute(rate), key)
+        window = await self._read_window(RateLimitItemPerMinute(rate), key)
         num_previous = math.floor(window.previous_count * window.previous_left_s / RATE_WINDOW_S)
         current_left_s = math.ceil(window.current_left_s)
         num_left = max(0, rate - window.current_count - num_previous)
         return num_left, current_left_s if current_left_s > 0 else RATE_WINDOW_S
 
-    async def _window(self, item: RateLimitItemPerMinute, key: Key) -> "_Window":
-        counts = await self._storage.get_sliding_window(item.key_for(key.id), RATE_WINDOW_S)
+    async def _read_window(self, item: RateLimitItemPerMinute, key: Key) -> "_Window":
+        counts = await self._open_storage.get_sliding_window(item.key_for(key.id), RATE_WINDOW_S)
         previous_count, previous_left_s, current_count, current_ttl_s = counts
         current_left_s = (
             current_ttl_s - RATE_WINDOW_S
@@ -75,21 +75,21 @@ class _Window(NamedTuple):
     current_left_s: float
 
 
-def _wait_s(room: int, window: _Window) -> float:
-    """Returns the seconds until the window counts at most `room` images.
+def _compute_wait_s(max_count: int, window: _Window) -> float:
+    """Returns the seconds until the window counts at most `max_count` images.
 
     The share of the previous minute's images is rounded down to a whole image.
     """
-    if window.current_count <= room:
+    if window.current_count <= max_count:
         if not window.previous_count:
             return 0.0
-        allowed_s = (room + 1 - window.current_count) * RATE_WINDOW_S / window.previous_count
+        allowed_s = (max_count + 1 - window.current_count) * RATE_WINDOW_S / window.previous_count
         return window.previous_left_s - allowed_s
-    needed_s = RATE_WINDOW_S - (room + 1) * RATE_WINDOW_S / window.current_count
+    needed_s = RATE_WINDOW_S - (max_count + 1) * RATE_WINDOW_S / window.current_count
     return max(0.0, window.current_left_s) + max(0.0, needed_s)
 
 
-def _storage(pool: "ConnectionPool") -> RedisStorage:
+def _open_storage(pool: "ConnectionPool") -> RedisStorage:
     # The pool has the server's address; the library reads only the kind of server from the URL.
     return RedisStorage(
         "async+redis://",

@@ -53,9 +53,9 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _message(record),
+            "message": _format_message(record),
             "pid": os.getpid(),
-            **_request_fields(),
+            **_read_request_fields(),
             **getattr(record, "fields", {}),
         }
         try:
@@ -71,12 +71,12 @@ class PlainLines(logging.Formatter):
             .astimezone()
             .isoformat(sep=" ", timespec="milliseconds")
         )
-        fields = {**getattr(record, "fields", {}), **_request_fields()}
+        fields = {**getattr(record, "fields", {}), **_read_request_fields()}
         field_text = "".join(f" {name}={value}" for name, value in fields.items())
-        return f"{timestamp} {record.levelname} {record.name} {_message(record)}{field_text}"
+        return f"{timestamp} {record.levelname} {record.name} {_format_message(record)}{field_text}"
 
 
-def _message(record: logging.LogRecord) -> str:
+def _format_message(record: logging.LogRecord) -> str:
     error = record.exc_info[1] if record.exc_info else None
     return (
         record.getMessage()
@@ -85,7 +85,7 @@ def _message(record: logging.LogRecord) -> str:
     )
 
 
-def _request_fields() -> dict[str, str]:
+def _read_request_fields() -> dict[str, str]:
     record = current_request()
     if record is None:
         return {}
@@ -123,7 +123,7 @@ class QueuedLines(logging.Handler):
             line = self.format(record)
         except Exception as error:  # noqa: BLE001 - a library's wrong call must not fail a request
             line = self.format(
-                _warning(f"a line of {record.name} cannot be formatted: {kinds(error)}")
+                _make_warning(f"a line of {record.name} cannot be formatted: {kinds(error)}")
             )
         self._lines.put(line.encode(errors="backslashreplace").decode())
 
@@ -143,7 +143,7 @@ class QueuedLines(logging.Handler):
                 lines = [line for line in queued if line is not None]
                 if self._num_dropped:
                     num_dropped, self._num_dropped = self._num_dropped, 0
-                    lines.append(self.format(_warning(f"{num_dropped} lines were dropped")))
+                    lines.append(self.format(_make_warning(f"{num_dropped} lines were dropped")))
                 for group in _group_lines(lines):
                     self._write_lines(group)
                 if not is_closed:
@@ -174,7 +174,7 @@ def _group_lines(lines: Sequence[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _warning(message: str) -> logging.LogRecord:
+def _make_warning(message: str) -> logging.LogRecord:
     return logging.makeLogRecord(
         {
             "name": "mlcd.service",

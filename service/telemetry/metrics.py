@@ -325,12 +325,12 @@ class Metrics:
     def count_dropped(self, reason: str) -> None:
         self._drops.labels(reason).inc()
 
-    def track_held(self, of: str, amount: Callable[[], int]) -> None:
+    def track_held(self, what: str, amount: Callable[[], int]) -> None:
         """Sets the callback for an amount that the server holds. See `engine_up`."""
-        self._instruments.set_callback(self._held.labels(of), amount)
+        self._instruments.set_callback(self._held.labels(what), amount)
 
-    def threads(self, of: str, num: int) -> None:
-        self._threads.labels(of).set(num)
+    def threads(self, what: str, num: int) -> None:
+        self._threads.labels(what).set(num)
 
     def engine_up(self, up: Callable[[], bool]) -> None:
         """Sets the callback for the engine's state; replaces an earlier one.
@@ -375,7 +375,7 @@ class Metrics:
             opened = {name: collection for name, collection in opened.items() if is_visible(name)}
             unusable = {name: reason for name, reason in unusable.items() if is_visible(name)}
         return generate_latest(
-            CollectionMetrics(opened, num_unusable=len(unusable), names=is_visible is not None)
+            CollectionMetrics(opened, num_unusable=len(unusable), with_names=is_visible is not None)
         )
 
 
@@ -383,13 +383,13 @@ class CollectionMetrics(Collector):
     """The gauges of collections, read at the time of a scrape."""
 
     def __init__(
-        self, opened: Mapping[str, "CollectionPort"], *, num_unusable: int, names: bool
+        self, opened: Mapping[str, "CollectionPort"], *, num_unusable: int, with_names: bool
     ) -> None:
         """opened: the open collections. num_unusable: number of collections that cannot be opened.
 
         names: write the first hundred collections by name; else write sums and the worst recall.
         """
-        self._opened, self._num_unusable, self._names = opened, num_unusable, names
+        self._opened, self._num_unusable, self._with_names = opened, num_unusable, with_names
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily(
@@ -401,23 +401,23 @@ class CollectionMetrics(Collector):
             value=self._num_unusable,
         )
         figures = dict(self._read())
-        if self._names:
-            yield from _by_name(dict(islice(figures.items(), _MAX_NAMED)))
+        if self._with_names:
+            yield from _write_by_name(dict(islice(figures.items(), _MAX_NAMED)))
         else:
-            yield from _sum_up([*figures.values()])
+            yield from _write_sums([*figures.values()])
 
     def _read(self) -> Iterator[tuple[str, dict[str, float | None]]]:
         """Yields the values of each collection, except deleted and unreachable ones."""
         for name, collection in self._opened.items():
             try:
-                yield name, _figures(collection)
+                yield name, _read_figures(collection)
             except StoreUnreachable:
                 return  # the other collections are in the same store
             except NotFound:
                 continue
 
 
-def _figures(collection: "CollectionPort") -> dict[str, float | None]:
+def _read_figures(collection: "CollectionPort") -> dict[str, float | None]:
     """Returns the values of `_ITEM_COUNTS` and the recall; None for an unknown value."""
     description, thumbnails = collection.describe(), collection.describe_thumbnails()
     default = 0 if collection.promises.store == "folder" else None  # databases do not count them
@@ -431,7 +431,9 @@ def _figures(collection: "CollectionPort") -> dict[str, float | None]:
     }
 
 
-def _by_name(figures: Mapping[str, Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
+def _write_by_name(
+    figures: Mapping[str, Mapping[str, float | None]],
+) -> Iterator[GaugeMetricFamily]:
     for figure, meaning in {**_ITEM_COUNTS, "recall": _RECALL}.items():
         family = GaugeMetricFamily(f"mlcd_collection_{figure}", meaning, labels=["collection"])
         for name, facts in figures.items():
@@ -440,7 +442,7 @@ def _by_name(figures: Mapping[str, Mapping[str, float | None]]) -> Iterator[Gaug
         yield family
 
 
-def _sum_up(figures: Sequence[Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
+def _write_sums(figures: Sequence[Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
     for figure, meaning in _ITEM_COUNTS.items():
         total = sum(facts[figure] or 0 for facts in figures)
         yield GaugeMetricFamily(f"mlcd_collection_{figure}", meaning, value=total)

@@ -97,9 +97,9 @@ class RequestTracer:
         for stage, (started, ended) in stages.items():
             attributes = self._inference_attributes if stage == _INFERENCE else None
             child = self._tracer.start_span(
-                stage, parent, attributes=attributes, start_time=self._epoch_ns(started)
+                stage, parent, attributes=attributes, start_time=self._to_epoch_ns(started)
             )
-            child.end(self._epoch_ns(ended))
+            child.end(self._to_epoch_ns(ended))
 
-    def _epoch_ns(self, seconds: float) -> int:
+    def _to_epoch_ns(self, seconds: float) -> int:
         return int((self._epoch_s + seconds) * 1e9)

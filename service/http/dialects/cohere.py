@@ -173,7 +173,7 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
     return pieces_answer(
         {
             "id": request.state.request_id,
-            "embeddings": {kind: iter(_as_type(rows, kind)) for kind in kinds},
+            "embeddings": {kind: iter(_encode_rows(rows, kind)) for kind in kinds},
             "texts": body.texts or [],
             "images": [],
             "meta": {
@@ -228,7 +228,7 @@ def _read_input(item: Any) -> GivenItem:
     return image_from_uri(address.get("url"))
 
 
-def _as_type(rows: Embeddings, kind: CohereType) -> Any:
+def _encode_rows(rows: Embeddings, kind: CohereType) -> Any:
     match kind:
         case "float":
             return rows

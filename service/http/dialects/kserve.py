@@ -163,8 +163,8 @@ async def describe_model(
         "name": model,
         "versions": [_VERSION],
         "platform": "mlcd",
-        "inputs": _inputs(resources),
-        "outputs": _outputs(resources),
+        "inputs": _describe_inputs(resources),
+        "outputs": _describe_outputs(resources),
         "parameters": {
             "fingerprint": resources.encoder.fingerprint,
             "preprocess_version": str(resources.encoder.preprocess.version),
@@ -196,7 +196,7 @@ async def infer(
     read = partial(_read_request, await read_body(request), json_bytes, resources)
     loop = asyncio.get_running_loop()
     inference, items = await loop.run_in_executor(resources.parsing, read)
-    names = _output_names(inference, resources)
+    names = _select_outputs(inference, resources)
     check_top(inference.parameters.top, resources)
     if isinstance(items, list):
         encoded = (await encode_items_strictly(request, resources, items, param="inputs")).encoded
@@ -213,7 +213,7 @@ async def infer(
     outputs = {name: outputs[name] for name in names}
     content = {"model_name": model, "model_version": version}
     content |= {} if inference.id is None else {"id": inference.id}
-    write = partial(tensors.write, content, outputs, _binary_names(inference, names))
+    write = partial(tensors.write, content, outputs, _select_binary_outputs(inference, names))
     is_large = len(encoded.rows) > resources.settings.limits.max_images  # many texts
     writing = loop.run_in_executor(resources.compute, write) if is_large else None
     answer, head_bytes = write() if writing is None else await writing
@@ -244,7 +244,7 @@ def _check_tensor(tensor: InputTensor, num_bytes: int, resources: Resources) -> 
     """Raises BadRequest unless the model accepts this tensor and its data is complete."""
     if tensor.name == "text":
         require_texts(resources, param="inputs")
-    inputs = _inputs(resources)
+    inputs = _describe_inputs(resources)
     is_accepted = any(
         (accepted["name"], accepted["datatype"]) == (tensor.name, tensor.datatype)
         and tensor.shape[1:] in (accepted["shape"][1:], accepted["shape"][1:] or [1])
@@ -279,8 +279,8 @@ def _read_items(tensor: InputTensor, binary: memoryview) -> list[GivenItem]:
     return [GivenText(item) if is_text else image_from_field(item) for item in tensor.data]
 
 
-def _output_names(inference: InferRequest, resources: Resources) -> list[str]:
-    available = [output["name"] for output in _outputs(resources)]
+def _select_outputs(inference: InferRequest, resources: Resources) -> list[str]:
+    available = [output["name"] for output in _describe_outputs(resources)]
     if inference.outputs is None:
         return available
     names = list(dict.fromkeys(output.name for output in inference.outputs))
@@ -291,7 +291,7 @@ def _output_names(inference: InferRequest, resources: Resources) -> list[str]:
     return names
 
 
-def _binary_names(inference: InferRequest, names: list[str]) -> frozenset[str]:
+def _select_binary_outputs(inference: InferRequest, names: list[str]) -> frozenset[str]:
     """Returns the outputs to send in binary: chosen per output, else by the request's default."""
     default = inference.parameters.binary_data_output
     choices = {output.name: output.parameters.binary_data for output in inference.outputs or []}
@@ -305,18 +305,24 @@ def _check_version(model: str, version: str, resources: Resources) -> None:
         raise NotFound(f"the version must be {_VERSION}", remedy=f"use {_VERSION}, or leave it out")
 
 
-def _inputs(resources: Resources) -> list[dict[str, Any]]:
+def _describe_inputs(resources: Resources) -> list[dict[str, Any]]:
     size = resources.encoder.preprocess.crop
-    images = [_tensor("image", "BYTES", -1), _tensor("image_u8", "UINT8", -1, 3, size, size)]
-    return images if resources.texts is None else [*images, _tensor("text", "BYTES", -1)]
+    images = [
+        _describe_tensor("image", "BYTES", -1),
+        _describe_tensor("image_u8", "UINT8", -1, 3, size, size),
+    ]
+    return images if resources.texts is None else [*images, _describe_tensor("text", "BYTES", -1)]
 
 
-def _outputs(resources: Resources) -> list[dict[str, Any]]:
-    embedding = [_tensor("embedding", "FP32", -1, resources.encoder.dimension)]
-    labels = [_tensor("label_ids", "INT32", -1, -1), _tensor("label_scores", "FP32", -1, -1)]
+def _describe_outputs(resources: Resources) -> list[dict[str, Any]]:
+    embedding = [_describe_tensor("embedding", "FP32", -1, resources.encoder.dimension)]
+    labels = [
+        _describe_tensor("label_ids", "INT32", -1, -1),
+        _describe_tensor("label_scores", "FP32", -1, -1),
+    ]
     return embedding if resources.lookup is None else embedding + labels
 
 
-def _tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+def _describe_tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
     """Returns the protocol's description of a tensor; -1 in its shape means any size."""
     return {"name": name, "datatype": datatype, "shape": [*shape]}

@@ -220,7 +220,7 @@ async def create_embeddings(
         {"object": "list", "model": resources.encoder.name, "usage": usage},
         [
             partial(dict, object="embedding", index=index, embedding=row)
-            for index, row in enumerate(_in_wire_format(rows, body))
+            for index, row in enumerate(_encode_rows(rows, body))
         ],
         headers(resources, encoded_items.encoded),
         resources,
@@ -331,7 +331,7 @@ def _read_messages(messages: list[Any]) -> GivenItem:
     return _read_image_url(part.get("image_url"))
 
 
-def _in_wire_format(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
+def _encode_rows(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
     match body.embedding_type or body.encoding_type or body.encoding_format:
         case "base64":
             return as_base64(rows)

@@ -97,7 +97,7 @@ async def classify(request: Request, resources: Opened) -> Response:
             loop.run_in_executor(resources.compute, work), request.state.deadline
         )
     calibration = tower.encoder.calibration
-    num_bytes = _num_bytes(options.names, ranked[0])
+    num_bytes = _estimate_bytes(options.names, ranked[0])
     check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `top`")
     return list_answer(
         {
@@ -106,7 +106,7 @@ async def classify(request: Request, resources: Opened) -> Response:
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, index, options.names, *columns)
+            partial(_build_result, index, options.names, *columns)
             for index, columns in zip(queries.rows, zip(*ranked, strict=True), strict=True)
         ],
         headers(resources, queries.encoded),
@@ -126,18 +126,18 @@ def _check_limits(options: ClassifyOptions, resources: Resources) -> None:
     limits = resources.settings.limits
     check_top(options.top, resources)
     check_num_texts(len(options.names), limits)
-    num = len(options.names) * len(_templates(options))
+    num = len(options.names) * len(_select_templates(options))
     if num > limits.max_prompts:
         raise TooLarge(
             f"a request must have at most {limits.max_prompts} prompts, got {num}",
             limit="max_prompts",
         )
-    check_num_chars(_num_chars(options), limits)
+    check_num_chars(_count_prompt_chars(options), limits)
 
 
-def _num_chars(options: ClassifyOptions) -> int:
+def _count_prompt_chars(options: ClassifyOptions) -> int:
     """Returns the number of characters of all prompts, without building the prompts."""
-    name_templates = _templates(options)
+    name_templates = _select_templates(options)
     fixed = sum(len(template) for template in name_templates)
     return len(options.names) * fixed + len(name_templates) * sum(map(len, options.names))
 
@@ -159,7 +159,7 @@ async def _encode_files(request: Request, images: list[bytes], resources: Resour
     return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded)
 
 
-def _templates(options: ClassifyOptions) -> tuple[str, ...]:
+def _select_templates(options: ClassifyOptions) -> tuple[str, ...]:
     match options.templates:
         case None:
             return _NO_TEMPLATES
@@ -204,11 +204,11 @@ async def _embed_names(
 def _build_prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
     """Returns the prompts of all names, grouped by name."""
     prompts = []
-    name_templates = _templates(options)
+    name_templates = _select_templates(options)
     _check_unique(options.names)
     for index, name in enumerate(options.names):
-        if isinstance(bad := check_text(name, max_chars=limits.max_text_chars), TextRejected):
-            raise _bad_name(index, bad)
+        if isinstance(rejection := check_text(name, max_chars=limits.max_text_chars), TextRejected):
+            raise _bad_name(index, rejection)
         try:
             prompts += [prompt(template, name) for template in name_templates]
         except InvalidInput as error:
@@ -246,13 +246,13 @@ def _rank_names(
     )
 
 
-def _num_bytes(names: list[str], order: NDArray[np.int64]) -> int:
+def _estimate_bytes(names: list[str], order: NDArray[np.int64]) -> int:
     """Returns the approximate size of the answer."""
     lengths = np.array([len(name) for name in names], dtype=np.int64)
     return int(lengths[order].sum()) + _RESULT_BYTES * order.size
 
 
-def _result(
+def _build_result(
     index: int,
     names: list[str],
     order: NDArray[np.int64],

@@ -173,7 +173,7 @@ async def delete_collection(name: Name, request: Request, resources: Opened) -> 
 async def _describe(
     name: str, collection: CollectionPort, request: Request, resources: Resources
 ) -> DescribedCollection:
-    description = await _within(request, resources.compute, collection.describe)
+    description = await _run_in_pool(request, resources.compute, collection.describe)
     promises = collection.promises
     index = DescribedIndex(
         kind=description.kind,
@@ -226,17 +226,17 @@ async def open_arrived(name: str, request: Request, resources: Resources) -> Non
     store = resources.model.data.store
     if store is None or store.find(name) is not None:
         return
-    if await _within(request, resources.compute, partial(store.has_arrived, name)):
-        await _within(request, resources.opening, partial(store.open_arrived, name))
+    if await _run_in_pool(request, resources.compute, partial(store.has_arrived, name)):
+        await _run_in_pool(request, resources.opening, partial(store.open_arrived, name))
 
 
 async def open_all_arrived(store: CollectionsPort, request: Request, resources: Resources) -> None:
     """Opens all collections that are not open yet, and skips those that cannot be opened."""
-    if await _within(request, resources.compute, store.find_arrivals):
-        await _within(request, resources.opening, store.open_all_arrived)
+    if await _run_in_pool(request, resources.compute, store.find_arrivals):
+        await _run_in_pool(request, resources.opening, store.open_all_arrived)
 
 
-async def _within(
+async def _run_in_pool(
     request: Request, pool: ThreadPoolExecutor, work: Callable[[], _Result]
 ) -> _Result:
     return await within_deadline(

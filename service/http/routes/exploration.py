@@ -38,10 +38,10 @@ async def get_exploration(request: Request) -> ExplorationStatus | None:
     """Returns the progress of the exploration; null if this server does not explore a place."""
     if getattr(request.app.state, "exploration", None) is None or not sees(COLLECTION, request):
         return None
-    return _status(_require_exploration(request))
+    return _describe_status(_require_exploration(request))
 
 
-def _status(exploration: Exploration) -> ExplorationStatus:
+def _describe_status(exploration: Exploration) -> ExplorationStatus:
     now = exploration.board.now
     facts = asdict(now) | {
         "considered": list(now.considered),
@@ -60,7 +60,7 @@ async def cluster_again(body: ClusterAgainRequest, request: Request) -> Explorat
     """Clusters the same pictures into another number of clusters, without embedding them again."""
     exploration = _require_exploration(request)
     exploration.cluster_again(body.clusters)
-    return _status(exploration)
+    return _describe_status(exploration)
 
 
 @router.get("/v1/exploration/skipped", dependencies=[needs("search")], responses={404: {}})

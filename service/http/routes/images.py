@@ -35,8 +35,8 @@ async def embed_images(request: Request, resources: Opened) -> Response:
     JSON and Arrow report errors per image. For the raw and npy matrices, one invalid image refuses
     the whole request, and the error has its index.
     """
-    chosen = negotiate(request, OFFERED)
+    media_type = negotiate(request, OFFERED)
     with resources.dispatcher.announce():
         images = await read_images(request, resources.settings.limits)
     encoded = await encode(request, resources, images)
-    return embedding_answer(chosen, encoded, resources, param="files")
+    return embedding_answer(media_type, encoded, resources, param="files")

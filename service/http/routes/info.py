@@ -33,7 +33,9 @@ async def info(request: Request, resources: Opened, response: Response) -> Info:
         preprocess=asdict(encoder.preprocess),
         image_formats=[*list_formats()],
         texts=None if resources.texts is None else _describe_texts(resources.texts),
-        centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
+        centers=None
+        if resources.lookup is None
+        else _describe_centers(resources, resources.lookup),
         collections=sorted(name for name in resources.collections if sees(name, request)),
         creates_collections=store is not None and store.writable,
         limits=resources.settings.limits.model_dump(),
@@ -50,7 +52,7 @@ def _describe_texts(texts: ServedTexts) -> DescribedTexts:
     )
 
 
-def _center_set(resources: Resources, lookup: Lookup) -> CenterSet:
+def _describe_centers(resources: Resources, lookup: Lookup) -> CenterSet:
     engine_labels = resources.model.engine.labels_of == lookup.centers.digest
     return CenterSet(
         digest=lookup.centers.digest,

@@ -115,7 +115,7 @@ async def label(
             RAW,
         )
     if media_type == NPY:
-        return Response(to_npy(_records(neighbors)), 200, answer_headers, NPY)
+        return Response(to_npy(_to_records(neighbors)), 200, answer_headers, NPY)
     num_items = neighbors.ids.size * (1 + examples)
     check_answer_bytes(
         _LABEL_BYTES * num_items,
@@ -127,11 +127,11 @@ async def label(
             **provenance(resources),
             "centers": lookup.centers.digest,
             "mode": mode,
-            **_audit(lookup, mode),
+            **_audit_fields(lookup, mode),
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, index, ids, scores, lookup.centers, examples)
+            partial(_build_result, index, ids, scores, lookup.centers, examples)
             for index, ids, scores in zip(
                 queries.rows, neighbors.ids, neighbors.scores, strict=True
             )
@@ -166,21 +166,21 @@ def require_lookup(resources: Resources) -> Lookup:
     return resources.model.data.require_lookup()
 
 
-def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
+def _audit_fields(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
     """Returns the audit of approximate labels, which only their answers have."""
     if mode == "exact" or lookup.approximation is None:
         return {}
     return {"audit": lookup.approximation.audit}
 
 
-def _records(neighbors: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
+def _to_records(neighbors: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
     num, length = neighbors.ids.shape
     records = np.zeros(num, np.dtype([("ids", "<i4", (length,)), ("scores", "<f4", (length,))]))
     records["ids"], records["scores"] = neighbors.ids, neighbors.scores
     return records
 
 
-def _result(
+def _build_result(
     index: int,
     ids: NDArray[np.int64],
     scores: NDArray[np.float32],
@@ -188,14 +188,16 @@ def _result(
     num_examples: int,
 ) -> dict[str, Any]:
     labels = [
-        _label(int(center), float(score), centers, num_examples)
+        _build_label(int(center), float(score), centers, num_examples)
         for center, score in zip(ids, scores, strict=True)
         if center >= 0
     ]
     return {"index": index, "labels": labels}
 
 
-def _label(center: int, similarity: float, centers: Centers, num_examples: int) -> dict[str, Any]:
+def _build_label(
+    center: int, similarity: float, centers: Centers, num_examples: int
+) -> dict[str, Any]:
     label = {
         "id": center,
         "similarity": similarity,

@@ -65,10 +65,12 @@ _ITEMS: Final[dict[int | str, dict[str, Any]]] = {
     406: {},
     **_ERRORS,
 }
-First = Annotated[
+FirstRows = Annotated[
     int | None, Query(ge=1, description="number of first rows to return; default: all")
 ]
-By = Annotated[str, Query(min_length=1, max_length=200, description="cluster or metadata.FIELD")]
+ColorBy = Annotated[
+    str, Query(min_length=1, max_length=200, description="cluster or metadata.FIELD")
+]
 
 
 @router.get(
@@ -78,7 +80,7 @@ By = Annotated[str, Query(min_length=1, max_length=200, description="cluster or 
     responses=_NUMBERS,
 )
 async def get_layout(
-    name: Name, request: Request, resources: Opened, first: First = None
+    name: Name, request: Request, resources: Opened, first: FirstRows = None
 ) -> Response:
     """Returns a point for each item: little-endian float32 [n, 2] in [-1, 1].
 
@@ -97,7 +99,7 @@ async def get_layout(
     responses=_NUMBERS,
 )
 async def get_values(
-    name: Name, by: By, request: Request, resources: Opened, first: First = None
+    name: Name, by: ColorBy, request: Request, resources: Opened, first: FirstRows = None
 ) -> Response:
     """Returns a number for each item, in the order of the layout: little-endian int32 [n].
 
@@ -116,7 +118,7 @@ async def get_values(
     response_model=LayoutLegend,
     responses=_ERRORS,
 )
-async def get_legend(name: Name, by: By, request: Request, resources: Opened) -> Response:
+async def get_legend(name: Name, by: ColorBy, request: Request, resources: Opened) -> Response:
     """Returns the meaning of the values' numbers, the most frequent first, at most 1,000."""
     collection, layout = await _open_layout(name, request, resources)
     values = await _find_values(by, collection, layout, request, resources)
@@ -148,11 +150,11 @@ async def list_items(
     selected_rows = await _compute(request, resources, partial(_select_rows, layout, body))
     if kind == JSON:
         shown_rows = selected_rows[: body.limit]
-        num_bytes = await _compute(request, resources, partial(_num_bytes, layout, shown_rows))
+        num_bytes = await _compute(request, resources, partial(_estimate_bytes, layout, shown_rows))
         check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `limit`")
         return list_answer(
             {"collection": name, "total": len(selected_rows)},
-            _items(collection, layout, shown_rows),
+            _describe_items(collection, layout, shown_rows),
             _layout_headers(resources, layout),
             resources,
             num_items=len(shown_rows),
@@ -198,7 +200,7 @@ def _binary_answer(
     """held_bytes: bytes of `rows` if they belong to this answer only, else 0."""
     shown_rows = rows[:first]
     data = memoryview(np.ascontiguousarray(shown_rows).ravel().view(np.uint8).data)
-    etag = f'"{_tag_of(layout)}"'
+    etag = f'"{_compute_tag(layout)}"'
     answer_headers = {
         **_layout_headers(resources, layout),
         "X-Mlcd-Items": str(len(shown_rows)),
@@ -213,7 +215,7 @@ def _binary_answer(
     return PartedAnswer(pieces, resources, answer_headers, RAW, held_bytes=held_bytes)
 
 
-def _tag_of(layout: Plane) -> str:
+def _compute_tag(layout: Plane) -> str:
     """Returns a tag for the layout and for the state of the collection's metadata."""
     searcher = layout.searcher
     return f"{layout.digest}-{searcher.generation.number}-{searcher.num_positions}"
@@ -231,7 +233,7 @@ async def _find_values(
         clusters = await resources.views.clusters(
             collection, lookup, deadline=request.state.deadline
         )
-        work = partial(_by_center, layout, clusters, lookup)
+        work = partial(_color_by_center, layout, clusters, lookup)
     elif by.startswith(_METADATA) and by != _METADATA:
         work = partial(values_by_field, layout, by.removeprefix(_METADATA))
     else:
@@ -239,7 +241,7 @@ async def _find_values(
     return await _compute(request, resources, work)
 
 
-def _by_center(layout: Plane, clusters: Clusters, lookup: Lookup) -> LayoutValues:
+def _color_by_center(layout: Plane, clusters: Clusters, lookup: Lookup) -> LayoutValues:
     lookup.follow_names()
     return values_by_center(layout, clusters, lookup.centers)
 
@@ -265,7 +267,7 @@ def _select_rows(layout: Plane, body: LayoutItemsRequest) -> NDArray[np.int64]:
     return rows[matching[layout.positions[rows]]]
 
 
-def _num_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
+def _estimate_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
     """Returns the approximate size of these items in an answer."""
     searcher = layout.searcher
     return sum(
@@ -274,7 +276,7 @@ def _num_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
     )
 
 
-def _items(
+def _describe_items(
     collection: CollectionPort, layout: Plane, rows: NDArray[np.int64]
 ) -> Iterator[Callable[[], dict[str, Any]]]:
     """Yields a function for each item, which returns its fields."""
@@ -285,10 +287,12 @@ def _items(
         ids = [searcher.ids[position] for position in positions]
         versions = collection.thumbnail_versions(ids)
         for row, position, version in zip(block.tolist(), positions, versions, strict=True):
-            yield partial(_item, searcher, row, position, version)
+            yield partial(_describe_item, searcher, row, position, version)
 
 
-def _item(searcher: Searcher, row: int, position: int, version: str | None) -> dict[str, Any]:
+def _describe_item(
+    searcher: Searcher, row: int, position: int, version: str | None
+) -> dict[str, Any]:
     return {
         "position": row,
         "id": searcher.ids[position],

@@ -108,7 +108,7 @@ async def search(
     queries = await _read_queries(request, content, resources, collection)
     embeddings = queries.embeddings
     if options.without is not None:
-        unwanted = await _embeddings(options.without.ids, request, resources, collection)
+        unwanted = await _load_embeddings(options.without.ids, request, resources, collection)
         embeddings = move_away(embeddings, unwanted, options.without.weight)
     find = partial(
         collection.search,
@@ -123,7 +123,7 @@ async def search(
             asyncio.get_running_loop().run_in_executor(resources.compute, find),
             request.state.deadline,
         )
-    num_bytes = _num_bytes(answer, metadata=options.metadata)
+    num_bytes = _estimate_bytes(answer, metadata=options.metadata)
     check_answer_bytes(
         num_bytes,
         resources.settings.limits,
@@ -138,7 +138,7 @@ async def search(
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, collection, index, matches, metadata=options.metadata)
+            partial(_build_result, collection, index, matches, metadata=options.metadata)
             for index, matches in zip(queries.rows, answer.matches, strict=True)
         ],
         headers(resources, queries.encoded),
@@ -198,10 +198,10 @@ async def _read_queries(
         )
     check_count(len(ids), resources.settings.limits)
     await resources.rate_limiter.take(request.state.key, len(ids))
-    return Queries.from_embeddings(await _embeddings(ids, request, resources, collection))
+    return Queries.from_embeddings(await _load_embeddings(ids, request, resources, collection))
 
 
-def _num_bytes(answer: SearchAnswer, *, metadata: bool) -> int:
+def _estimate_bytes(answer: SearchAnswer, *, metadata: bool) -> int:
     """Returns the approximate size of the matches in an answer."""
     return sum(
         _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
@@ -210,7 +210,7 @@ def _num_bytes(answer: SearchAnswer, *, metadata: bool) -> int:
     )
 
 
-def _result(
+def _build_result(
     collection: CollectionPort, index: int, matches: list[FoundItem], *, metadata: bool
 ) -> dict[str, Any]:
     versions = collection.thumbnail_versions([match.id for match in matches])
@@ -237,7 +237,7 @@ def _parse_json(text: str | None, name: str) -> object:
         raise BadRequest(f"{name} must be JSON, not nested too deeply", param=name) from error
 
 
-async def _embeddings(
+async def _load_embeddings(
     ids: list[str], request: Request, resources: Resources, collection: CollectionPort
 ) -> Embeddings:
     """Returns the embeddings of stored items, [n, D]. Raises NotFound for an unknown id."""
@@ -280,7 +280,7 @@ async def find_duplicates(
             "the search took longer than a request may", remedy=_REMEDY
         ) from error
     measuring = asyncio.get_running_loop().run_in_executor(
-        resources.compute, partial(_group_bytes, collection, groups)
+        resources.compute, partial(_estimate_group_bytes, collection, groups)
     )
     num_bytes = await within_deadline(measuring, deadline)
     check_answer_bytes(
@@ -300,7 +300,7 @@ async def find_duplicates(
     )
 
 
-def _group_bytes(collection: CollectionPort, groups: FoundGroups) -> int:
+def _estimate_group_bytes(collection: CollectionPort, groups: FoundGroups) -> int:
     """Returns the approximate size of the groups in an answer."""
     state = collection.state
     return sum(

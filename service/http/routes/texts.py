@@ -33,10 +33,10 @@ async def embed_texts(body: TextsRequest, request: Request, resources: Opened) -
     JSON and Arrow report errors per text. For the raw and npy matrices, one invalid text refuses
     the whole request, and the error has its index.
     """
-    chosen = negotiate(request, OFFERED)
+    media_type = negotiate(request, OFFERED)
     encoded_texts = await encode_texts(request, resources, body.texts)
     return embedding_answer(
-        chosen,
+        media_type,
         encoded_texts.encoded,
         resources,
         param="texts[{index}]",

@@ -87,12 +87,12 @@ async def get_thumbnail(
         "Cache-Control": _FOREVER if v == picture.version else _REVALIDATED,
         "Vary": _KEYS,
     }
-    if etag in _tags(request):
+    if etag in _read_tags(request):
         return Response(status_code=304, headers=answer_headers)
     return Response(picture.data, 200, answer_headers, WEBP)
 
 
-def _tags(request: Request) -> list[str]:
+def _read_tags(request: Request) -> list[str]:
     """Returns the tags of If-None-Match, without the prefix of weak tags."""
     tags = ",".join(request.headers.getlist("if-none-match"))
     return [tag.strip().removeprefix("W/") for tag in tags.split(",")]
