@@ -33,4 +33,4 @@ def check_seen(name: str, request: Request) -> None:
 def check_model(name: str, resources: Resources) -> None:
     """Raises NotFound unless `name` is the served model."""
     if name != resources.encoder.name:
-        raise NotFound(f"the model must be the served one, {resources.encoder.name}")
+        raise NotFound("this server serves another model", remedy=f"use {resources.encoder.name}")

@@ -53,7 +53,7 @@ class RateLimiter:
         if num_counted + num > key.rate:
             raise InvalidInput(
                 f"the API key may send {key.rate} images a minute, and this request counts as"
-                f" {num_counted + num}",
+                f" {num_counted + num} images",
                 remedy="send fewer images at once",
             )
         rate = key.rate

@@ -363,7 +363,7 @@ def test_refusals_are_in_the_words_of_each_client(anyone, keys):
         )
         assert [answer.status_code for answer in (missing, refused, lacking)] == [401, 401, 403]
         assert "an API key is required" in read(missing.json())[-1]
-        assert "is not known here" in read(refused.json())[-1]
+        assert "is unknown" in read(refused.json())[-1]
         assert "lacks the scope embed" in read(lacking.json())[-1]
         assert missing.headers["www-authenticate"] == 'Bearer realm="mlcd"'
         assert refused.headers["www-authenticate"] == 'Bearer realm="mlcd", error="invalid_token"'

@@ -139,7 +139,7 @@ def test_limit_and_index_are_named_where_they_apply():
     ("error", "status", "code"),
     [
         (TooLarge("too many", limit="max_images"), 413, "too-large"),
-        (Unsupported("this route takes JSON"), 415, "unsupported-media-type"),
+        (Unsupported("the body must be JSON"), 415, "unsupported-media-type"),
         (
             StrictBatch(3, ImageRejected("unsupported-format", "none"), param="input[3]"),
             415,
