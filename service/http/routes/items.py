@@ -245,7 +245,7 @@ async def _read_batch(request: Request, resources: Resources) -> _Batch:
         values = await _parse_list(texts.get("items"), resources)
         if len(values) != len(images):
             raise BadRequest(
-                f"`items` must have {len(images)} entries, one for each file, got {len(values)}",
+                f"`items` must have an entry for each of {len(images)} files, got {len(values)}",
                 param="items",
             )
     else:
