@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mlcd.errors import DeadlineExceeded
 from mlcd.service.errors import BadRequest, TooLarge, TooSlow
 from mlcd.service.http.presence import presence_of
-from mlcd.service.http.problems import COMES_BACK, handle_unexpected
+from mlcd.service.http.problems import RETRYABLE_STATUSES, handle_unexpected
 from mlcd.service.inference.cache.cached import CachedPipeline
 from mlcd.service.inference.contract import refuse_when_down
 from mlcd.service.resources import Resources
@@ -220,7 +220,7 @@ class _Exchange:
             (_SERVER_TIMING, timing),
             *self._resources.stamp,
         ]
-        if self._status in COMES_BACK:
+        if self._status in RETRYABLE_STATUSES:
             headers.append(
                 (_RETRY_AFTER, retry_after or str(self._resources.retry_after_s).encode())
             )

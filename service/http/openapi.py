@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from mlcd.service.http.auth import BEARER, HEADER, HEADER_NAME
 from mlcd.service.http.dialect import Dialect, dialect_of
-from mlcd.service.http.problems import COMES_BACK, TITLES
+from mlcd.service.http.problems import RETRYABLE_STATUSES, TITLES
 from mlcd.service.http.route_examples import example_of
 
 _REFERENCE: Final = "#/components/schemas/{model}"
@@ -199,6 +199,6 @@ def _add_responses(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) 
 
 
 def _select_headers(status: int) -> dict[str, Any]:
-    if status in COMES_BACK:
+    if status in RETRYABLE_STATUSES:
         return _RETRY_AFTER
     return _CHALLENGE if status in (401, 403) else {}

@@ -55,7 +55,7 @@ STATUS: Final[dict[str, int]] = {
 _COLLECTION: Final = re.compile(rb"/v1/collections/([^/]+)")
 _ITEM_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
 _SERVER_FAULT: Final = 500
-COMES_BACK: Final = (429, 503)  # a client should try again; the answer has Retry-After
+RETRYABLE_STATUSES: Final = (429, 503)  # a client should try again; the answer has Retry-After
 TITLES: Final = {
     400: "Malformed request",
     401: "Unauthorized",
