@@ -1,4 +1,4 @@
-"""Images by URL, fetched within bounds from listed hosts at public addresses.
+"""Images at URLs, fetched within limits from allowed hosts at public addresses.
 
-Fetching is off unless hosts are listed.
+Fetching is off unless hosts are allowed.
 """

@@ -1,4 +1,4 @@
-"""The budget of fetched bytes: for each request and for all, as many as for request bodies."""
+"""The budget of fetched bytes, per request and in total; the limits are those of request bodies."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ from mlcd.service.telemetry.metrics import Metrics
 
 
 class Budget:
-    """The server's budget, apart from that of bodies.
+    """The server's budget of fetched bytes.
 
-    A request that waits for a slow host therefore takes nothing from requests with bodies.
+    It is separate from the budget of bodies, so that slow hosts do not block requests with bodies.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
@@ -21,55 +21,56 @@ class Budget:
 
     @contextmanager
     def share(self) -> Iterator["Share"]:
-        """Opens the share of one request, which releases at its end what it took."""
+        """Opens the share of one request, whose bytes are released at its end."""
         share = Share(self, self._limits.max_body_bytes)
         try:
             yield share
         finally:
             self.take(-share.num_bytes)
 
-    def take(self, num: int) -> None:
-        if self._num_bytes + num > self._limits.max_queued_bytes:
+    def take(self, num_bytes: int) -> None:
+        """Adds bytes, or releases a negative number. Raises Overloaded above the limit."""
+        if self._num_bytes + num_bytes > self._limits.max_queued_bytes:
             raise Overloaded(
                 "the server is at its limit of fetched bytes", remedy="try again in a moment"
             )
-        self._num_bytes += num
+        self._num_bytes += num_bytes
 
 
 class Share:
-    """The share of one request."""
+    """The part of the budget that one request uses."""
 
-    def __init__(self, budget: Budget, most: int) -> None:
-        self._budget, self._most = budget, most
+    def __init__(self, budget: Budget, max_bytes: int) -> None:
+        self._budget, self._max_bytes = budget, max_bytes
         self.num_bytes = 0
 
     @contextmanager
     def image(self) -> Iterator[Callable[[int], None]]:
-        """Yields `reach` for one image, to be called with its total size whenever more is known.
+        """Yields `grow_to` for one image, to be called with its total bytes whenever they grow.
 
-        `reach` raises ImageRejected where the request then has too many bytes, Overloaded where the
-        server has. A failed image releases its bytes at once.
+        `grow_to` raises ImageRejected if the request exceeds its limit, and Overloaded if the
+        server does. An image that fails releases its bytes immediately.
         """
         num_taken = 0
 
-        def reach(num: int) -> None:
+        def grow_to(num_bytes: int) -> None:
             nonlocal num_taken
-            more = max(0, num - num_taken)
-            self._take(more)
-            num_taken += more
+            num_more = max(0, num_bytes - num_taken)
+            self._take(num_more)
+            num_taken += num_more
 
         try:
-            yield reach
+            yield grow_to
         except BaseException:
             self._take(-num_taken)
             raise
 
-    def _take(self, num: int) -> None:
-        if self.num_bytes + num > self._most:
+    def _take(self, num_bytes: int) -> None:
+        if self.num_bytes + num_bytes > self._max_bytes:
             raise ImageRejected(
                 "too-many-bytes",
-                f"the images fetched for a request have more than {self._most} bytes",
+                f"the images fetched for a request must have at most {self._max_bytes} bytes",
                 remedy="the limit max_body_bytes is stated in /v1/info",
             )
-        self._budget.take(num)
-        self.num_bytes += num
+        self._budget.take(num_bytes)
+        self.num_bytes += num_bytes

@@ -1,4 +1,4 @@
-"""The fetcher of a request's images: in parallel, within the deadline; each may fail alone."""
+"""Fetches a request's images in parallel within its deadline; an image may fail by itself."""
 
 import asyncio
 import time
@@ -15,17 +15,17 @@ from mlcd.service.settings import Fetch, Limits
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.service.telemetry.request import took
 
-if TYPE_CHECKING:  # opened only where URLs are fetched
+if TYPE_CHECKING:  # imported only if URLs may be fetched
     from mlcd.fetching.url_client import UrlClient
 
 _Outcome: TypeAlias = bytes | ImageRejected
 
 
 class Fetcher:
-    """The fetcher that all routes share, used as an async context manager.
+    """The fetcher that all routes share; an async context manager.
 
-    The limits on what a request fetches are those of a body. Without hosts in `settings.allow` it
-    opens nothing and refuses every URL.
+    A request may fetch as many bytes as its body may have. Without hosts in `settings.allow`, the
+    fetcher opens nothing and refuses every URL.
     """
 
     def __init__(
@@ -51,22 +51,24 @@ class Fetcher:
             await self._client.__aexit__()
 
     def screen(self, images: Sequence[GivenImage]) -> list[bytes | ImageRejected | Url]:
-        """Parses the URLs without any request; a URL that must be refused becomes its refusal."""
+        """Parses the URLs without fetching; a URL that is not allowed becomes ImageRejected."""
         return [self._screen(image) if isinstance(image, ImageUrl) else image for image in images]
 
     @asynccontextmanager
     async def fetch(
         self, images: Sequence[bytes | ImageRejected | Url], *, deadline: float
     ) -> AsyncIterator[list[_Outcome]]:
-        """Yields every image; one at a URL becomes its bytes or the reason why it failed.
+        """Yields all images; each URL is replaced by the image's bytes or its error.
 
-        The bytes count against the budget until the context ends. deadline: by the running loop's
-        clock. Raises Overloaded where the server is at its limit of fetches.
+        The bytes count against the budget until the context ends. deadline: time of the running
+        loop's clock. Raises Overloaded if the server is at its limit of fetches.
         """
         urls = [image for image in images if isinstance(image, Url)]
-        with self._waiting(len(urls)), self._budget.share() as share:
-            until = min(deadline, asyncio.get_running_loop().time() + self._settings.timeout_s)
-            outcomes = iter(await _all_or_none([self._outcome(url, share, until) for url in urls]))
+        with self._count_waiting(len(urls)), self._budget.share() as share:
+            end_time = min(deadline, asyncio.get_running_loop().time() + self._settings.timeout_s)
+            outcomes = iter(
+                await _gather_or_cancel([self._fetch_one(url, share, end_time) for url in urls])
+            )
             yield [next(outcomes) if isinstance(image, Url) else image for image in images]
 
     def _screen(self, image: ImageUrl) -> Url | ImageRejected:
@@ -81,16 +83,16 @@ class Fetcher:
             self._metrics.fetch(rejection.reason, 0.0)
             return _strip_trace(rejection)
 
-    async def _outcome(self, url: Url, share: Share, until: float) -> _Outcome:
+    async def _fetch_one(self, url: Url, share: Share, end_time: float) -> _Outcome:
         assert self._client is not None  # else no URL was allowed
         started, outcome = time.perf_counter(), "cancelled"
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(end_time):
                 image = await self._client.fetch(url, share.image)
             outcome = "fetched"
         except TimeoutError:
             outcome = "fetch-late"
-            return ImageRejected("fetch-late", "the URL's host did not give the image in time")
+            return ImageRejected("fetch-late", "the URL's host did not send the image in time")
         except ImageRejected as rejection:
             outcome = rejection.reason
             return _strip_trace(rejection)
@@ -105,7 +107,7 @@ class Fetcher:
             took("fetch", started, ended)
 
     @contextmanager
-    def _waiting(self, num: int) -> Iterator[None]:
+    def _count_waiting(self, num: int) -> Iterator[None]:
         if num and self._num_waiting + num > self._limits.max_queued_images:
             raise Overloaded(
                 "the server is at its limit of fetched images", remedy="try again in a moment"
@@ -118,7 +120,7 @@ class Fetcher:
 
 
 def _new_client(settings: Fetch, look_up: LookUp) -> "UrlClient":
-    # The HTTP client takes a tenth of a server's imports.
+    # Importing the HTTP client takes a tenth of a server's import time.
     from mlcd.fetching.policy import FetchPolicy
     from mlcd.fetching.url_client import UrlClient
 
@@ -133,8 +135,8 @@ def _new_client(settings: Fetch, look_up: LookUp) -> "UrlClient":
     return UrlClient(policy, look_up=look_up)
 
 
-async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, _Outcome]]) -> list[_Outcome]:
-    """Returns all outcomes; when a fetch raises, it first ends the others, which release theirs."""
+async def _gather_or_cancel(fetches: Sequence[Coroutine[Any, Any, _Outcome]]) -> list[_Outcome]:
+    """Returns all outcomes. If a fetch raises, cancels the others first, to free their bytes."""
     tasks = [asyncio.ensure_future(fetch) for fetch in fetches]
     try:
         return await asyncio.gather(*tasks)
@@ -145,7 +147,7 @@ async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, _Outcome]]) -> list
 
 
 def _strip_trace(rejection: ImageRejected) -> ImageRejected:
-    """Returns the rejection without its traceback, whose frames keep the fetched bytes, and without
-    what was seen on the way.
+    """Returns a copy of the rejection without its traceback, whose frames keep the fetched bytes in
+    memory, and without its causes.
     """
     return ImageRejected(rejection.reason, rejection.message, remedy=rejection.remedy)

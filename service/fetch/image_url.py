@@ -1,4 +1,4 @@
-"""The images of a request before anything is fetched."""
+"""The images of a request, before URLs are fetched."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -8,10 +8,10 @@ from mlcd.errors import ImageRejected
 
 @dataclass(frozen=True)
 class ImageUrl:
-    """A string that looks like a URL in place of an image; it is not parsed, and never shown."""
+    """A string that looks like an image's URL; not parsed yet, and never shown in logs."""
 
     text: str = field(repr=False)
 
 
-# An image of a request: its bytes, why it cannot be used, or its URL.
+# An image of a request: its bytes, the error why it cannot be used, or its URL.
 GivenImage: TypeAlias = bytes | ImageRejected | ImageUrl

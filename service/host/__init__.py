@@ -1,1 +1,1 @@
-"""The process on its machine: signals, the allocator, the thread budget."""
+"""The process and its machine: signals, allocator, open files, thread budget."""

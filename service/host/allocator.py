@@ -1,4 +1,4 @@
-"""The memory of a process: freed blocks go back to the system, and the collector skips the rest."""
+"""The memory of a process: settings of the C allocator and of the garbage collector."""
 
 import ctypes
 import gc
@@ -9,12 +9,12 @@ _LARGE_BYTES: Final = 2**20
 
 
 def return_large_blocks() -> None:
-    """Makes the allocator return blocks of a mebibyte and more to the system once they are free.
+    """Makes the allocator return blocks of 1 MiB and more to the system when they are freed.
 
-    glibc begins like that, but stops after the first large image: 489 MiB stayed after decoding
-    twelve images of up to 48 megapixels, 63 with this, in no more time
-    (docs/explanation/pipeline.md). Fewer arenas (M_ARENA_MAX) and a lower M_TRIM_THRESHOLD gave
-    nothing more in the same measurement. Other C libraries stay as they are.
+    glibc does so at first, but raises its threshold when the first large image is freed: resident
+    memory after decoding twelve images of up to 48 megapixels was 489 MiB, and is 63 MiB with this
+    setting, in the same time (docs/explanation/pipeline.md). Fewer arenas (M_ARENA_MAX) and a lower
+    M_TRIM_THRESHOLD had no further effect. Other C libraries are not changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -24,26 +24,27 @@ def return_large_blocks() -> None:
 def pause_collector() -> None:
     """Stops the garbage collector until `keep_what_is_open`.
 
-    A sixth of the time of importing the application would be its walks over what was imported.
+    Otherwise its collections would take a sixth of the application's import time.
     """
     gc.disable()
 
 
 def keep_what_is_imported() -> None:
-    """Hides all present objects from the garbage collector; call it after the imports.
+    """Excludes all current objects from garbage collection; call it after the imports.
 
-    What they leave in cycles stays: under a thousand objects. To look for it takes 80 to 90 ms, a
-    tenth of the start.
+    Garbage cycles of the imports are never freed: they have fewer than a thousand objects, and a
+    collection would take 80 to 90 ms, a tenth of the start.
     """
     gc.freeze()
 
 
 def keep_what_is_open() -> None:
-    """Frees what opening the resources left, hides the rest, and lets the collector run.
+    """Collects garbage once the resources are open, excludes all remaining objects from later
+    collections, and starts the collector.
 
-    A full collection walks every object that is not hidden. With those of all imported libraries
-    it takes 80 to 120 ms on one core of a Zen 4, during which no request is answered, every few
-    seconds under load (`benchmarks/overload.py`).
+    A full collection visits every object that is not excluded. With the objects of all imported
+    libraries it takes 80 to 120 ms on one core of a Zen 4, every few seconds under load, and no
+    request is answered meanwhile (`benchmarks/overload.py`).
     """
     gc.collect()
     gc.freeze()
@@ -51,7 +52,7 @@ def keep_what_is_open() -> None:
 
 
 def free_what_was_closed() -> None:
-    """Frees what hidden objects held in cycles; call it when many of them were closed."""
+    """Frees cycles among excluded objects; call it after many of these objects were closed."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The signals that end a process of the service."""
+"""The signals that stop a process of the service."""
 
 import asyncio
 import os
@@ -13,49 +13,47 @@ from typing import Final, NoReturn
 from mlcd.child import STOPS
 from mlcd.service.timings import SIGNAL_ECHO_S
 
-# A supervisor sends this to its server processes, which ignore `STOPS`.
+# The supervisor stops its server processes with this signal; they ignore `STOPS`.
 FINISH: Final = signal.SIGUSR1
 
 
 def end_at_once(number: int) -> NoReturn:
-    """Ends the process as the signal would without a handler."""
+    """Ends the process like the signal's default action."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)
-    # The first process of a container gets no signal without a handler, and is still alive here.
+    # PID 1 of a container ignores signals that have no handler, and is still running here.
     os._exit(128 + number)
 
 
 def ignore_hangups() -> None:
-    """Has this process, and those that it starts, go on when their terminal is closed.
+    """Makes this process, and processes that it starts, continue when their terminal is closed.
 
-    Many services read their configuration anew at SIGHUP. Here keys are, without it; other settings
-    need a restart.
+    Many services reload their configuration at SIGHUP. This one reloads keys without a signal, and
+    needs a restart for other settings.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def end_while_it_starts(number: int) -> None:
-    """Ends the process and its children, successfully, at this signal: it has nothing to finish
-    yet.
+    """Makes this signal end the process and its children with status 0: a process that is starting
+    has nothing to finish.
 
-    The first process of a container ignores the signal until it has a handler. One that raised
-    would do so in the middle of an import, which may make another error of it: Python 3.11 makes a
-    RuntimeError of whatever comes up in `__set_name__`.
+    PID 1 of a container would ignore the signal without a handler. The handler does not raise: an
+    exception in the middle of an import may turn into another one, as Python 3.11 turns every
+    exception in `__set_name__` into a RuntimeError.
     """
 
     def end(*_: object) -> None:
-        for child in _children():
+        for child in _list_children():
             with suppress(OSError):
-                os.kill(
-                    child, signal.SIGKILL
-                )  # an export, whose unfinished files are known as such
+                os.kill(child, signal.SIGKILL)  # an export; its unfinished files are recognizable
         os._exit(0)
 
     signal.signal(number, end)
 
 
-def _children() -> list[int]:
-    """Returns the process ids of the children; none where the system does not tell."""
+def _list_children() -> list[int]:
+    """Returns the process ids of the children; [] if the system does not list them."""
     lists = Path("/proc/self/task").glob("*/children")
     with suppress(OSError):
         return [int(child) for listing in lists for child in listing.read_text().split()]
@@ -63,28 +61,28 @@ def _children() -> list[int]:
 
 
 class StopSignals:
-    """The stop signals of one process: the first begins its end, a second one ends it at once.
+    """The stop signals of a process: the first starts a graceful stop, the second ends it at once.
 
-    A signal within SIGNAL_ECHO_S of the first is its echo and does not count: a signal to a whole
-    group reaches the process directly, and again from a wrapper that passes on its signals.
+    A second signal within SIGNAL_ECHO_S of the first is ignored: a signal to a process group
+    reaches the process directly, and again from a wrapper that forwards its signals.
     """
 
     def __init__(self, *, last: Callable[[], None] = lambda: None) -> None:
-        """Takes the last action. last: it is done before the process ends at once."""
+        """last: called before a second signal ends the process."""
         self._last = last
-        self._began_s: float | None = None
+        self._stop_time: float | None = None
 
     @property
-    def begun(self) -> bool:
-        return self._began_s is not None
+    def is_stopping(self) -> bool:
+        return self._stop_time is not None
 
     def begins(self, number: int) -> bool:
-        """Tells whether this signal is the first. A second one ends the process here."""
-        now_s = time.monotonic()
-        if self._began_s is None:
-            self._began_s = now_s
+        """Tells whether this signal is the first. A second signal ends the process here."""
+        now = time.monotonic()
+        if self._stop_time is None:
+            self._stop_time = now
             return True
-        if now_s - self._began_s > SIGNAL_ECHO_S:
+        if now - self._stop_time > SIGNAL_ECHO_S:
             self._last()
             end_at_once(number)
         return False
@@ -92,14 +90,14 @@ class StopSignals:
 
 @contextmanager
 def cancel_on_signal(*, within_s: float, stops: Sequence[int] = STOPS) -> Iterator[None]:
-    """Cancels the calling task on a stop signal, until its loop has handlers of its own.
+    """Cancels the calling task on a stop signal, until its loop has its own handlers.
 
-    A second signal ends the process. A handler that raised would do so wherever the signal comes,
-    for example between the start of a child and the watch over it: asyncio would then wait forever
-    for the child's end.
+    A second signal ends the process. The handler cancels instead of raising: an exception could
+    occur anywhere, for example after a child was started and before asyncio watches it, and asyncio
+    would then wait forever for the child's end.
 
-    within_s: the process ends by then, even where the loop is blocked, for example by large
-    collections.
+    within_s: seconds after which the process ends even if the loop is blocked, for example while it
+    opens large collections.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -116,5 +114,5 @@ def cancel_on_signal(*, within_s: float, stops: Sequence[int] = STOPS) -> Iterat
     try:
         yield
     except asyncio.CancelledError:
-        if not signals.begun:
+        if not signals.is_stopping:
             raise

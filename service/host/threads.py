@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 from mlcd.clustering.row_threads import allow_threads
 from mlcd.cores import available_cores
 
-if TYPE_CHECKING:  # an engine's process needs none
+if TYPE_CHECKING:  # an engine's process does not load settings
     from mlcd.service.settings import Settings
 
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # an engine's process needs none
 class ThreadBudget:
     """The numbers of threads of one server process.
 
-    Each pool may use all of the process's cores: while one works, others wait. engine: threads of
-    the model. decode: images at a time. compute: look-ups, searches and bodies at a time. blas:
-    threads of one matrix product in these.
+    Each pool may use all of the process's cores, because usually only one pool is busy. engine:
+    threads of the model. decode: images decoded at a time. compute: look-ups, searches and bodies
+    processed at a time. blas: threads of one matrix product in look-ups and searches.
     """
 
     engine: int
@@ -29,7 +29,7 @@ class ThreadBudget:
 
     @classmethod
     def of(cls, settings: "Settings") -> "ThreadBudget":
-        """Returns the budget by the process's cpuset and CPU quota, unless the settings differ."""
+        """Returns the budget from the settings or, by default, from cpuset and CPU quota."""
         share = max(1, available_cores() // settings.processes)
         return cls(settings.engine_threads or share, settings.decode_threads or share, share, share)
 
@@ -43,15 +43,15 @@ class ThreadBudget:
 
 
 def limit_blas(num_threads: int) -> None:
-    """Limits the threads of numpy's matrix products and of scans, for the life of the process.
+    """Limits the threads of numpy's matrix products and of scans for the life of the process.
 
-    numpy's own choice respects the cpuset, but not a container's CPU quota or other processes.
+    numpy's default respects the cpuset, but not a container's CPU quota or other processes.
     """
     threadpool_limits(num_threads, user_api="blas")
     allow_threads(num_threads)
 
 
 def forbid_tokenizer_threads() -> None:
-    """Has the package tokenizers work on the thread that calls it, for the life of the process."""
-    # The library reads its own variable when it tokenizes; it has no other switch.
+    """Makes the package tokenizers use only the calling thread, for the life of the process."""
+    # The library has no other switch than this variable, which it reads when it tokenizes.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # noqa: TID251

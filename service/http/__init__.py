@@ -1,1 +1,1 @@
-"""The parts that know HTTP: the application, its routes, and the dialects that it speaks."""
+"""The HTTP layer: the application, its middleware, routes and dialects."""

@@ -1,4 +1,4 @@
-"""The resources that a route works with."""
+"""The resources of a route, and checks that a request may use a collection or a model."""
 
 from typing import Annotated, cast
 
@@ -10,22 +10,22 @@ from mlcd.service.keys.file import Key
 from mlcd.service.resources import Resources
 
 
-# Async, because FastAPI would run a plain function on a thread, for which the request would wait.
-async def _resources(request: Request) -> Resources:
+# Async: FastAPI runs a plain function on a thread, and the request would wait for that thread.
+async def _get_resources(request: Request) -> Resources:
     return cast(Resources, request.state.resources)
 
 
-Opened = Annotated[Resources, Depends(_resources)]
+Opened = Annotated[Resources, Depends(_get_resources)]
 
 
 def sees(name: str, request: Request) -> bool:
-    """Tells whether the key of a request sees the collection."""
+    """Tells whether the request's key may see the collection."""
     key: Key | None = request.state.key
     return key is None or key.sees(name)
 
 
 def check_seen(name: str, request: Request) -> None:
-    """Raises NotFound, as where there is none, for a collection that the key does not see."""
+    """Raises NotFound for a collection that the key does not see, as if it did not exist."""
     if not sees(name, request):
         raise missing_collection()
 

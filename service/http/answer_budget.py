@@ -1,9 +1,8 @@
-"""The budget of answers: bytes that the server has made and their clients have not read.
+"""The budget of answers: the bytes that the server has written and the clients have not read yet.
 
-Every answer of the application passes the middleware here, so a new route is within the budget
-without a line of its own. An answer that finds no room is refused before it begins. Larger ones go
-out in parts of a mebibyte, each after the client has read the one before: beside the answer itself
-a connection holds one part.
+Every answer passes this middleware, so a new route needs no code for the budget. An answer that
+exceeds the budget is refused before it starts. A large answer is sent in parts of 1 MiB, each after
+the client has read the previous part, so that its connection buffers only one part.
 """
 
 import asyncio
@@ -19,15 +18,15 @@ from mlcd.service.resources import Resources
 from mlcd.service.timings import ANSWER_POLL_S
 
 PART_BYTES: Final = 2**20
-# The connection itself takes as much without a wait. Such answers are not counted: probes, refusals
-# and most others are never refused for others' sake.
+# A connection buffers this much without waiting. Smaller answers do not count against the budget,
+# so probes, refusals and most other answers are never refused because of large ones.
 _SMALL_BYTES: Final = 2**16
 _ANNOUNCED: Final = "announced_answer_bytes"
 
 
-def announce_answer(scope: Scope, num: int) -> None:
-    """Reserves `num` bytes before an answer begins whose later parts need them."""
-    scope["state"][_ANNOUNCED] = num
+def announce_answer(scope: Scope, num_bytes: int) -> None:
+    """Announces that an answer needs `num_bytes`, to be reserved before its first part is sent."""
+    scope["state"][_ANNOUNCED] = num_bytes
 
 
 class AnswerMiddleware:
@@ -54,23 +53,23 @@ class _Answer:
         self._scope, self._receive, self._send = scope, receive, send
         self._resources: Resources = scope["state"]["resources"]
         self._start: Message | None = None
-        self._reserved = 0
+        self._reserved_bytes = 0
         self._owner: str | None = None
-        self._refused = False
+        self._is_refused = False
 
     async def send(self, message: Message) -> None:
-        if self._refused:
-            await asyncio.sleep(0)  # a stream hears of the end of its answer
+        if self._is_refused:
+            await asyncio.sleep(0)  # lets a stream notice that its answer has ended
         elif message["type"] == "http.response.start":
-            self._start = message  # until it is known whether there is room for what follows
+            self._start = message  # sent once the bytes of the body are reserved
         elif message["type"] != "http.response.body":
             await self._send(message)
         else:
             await self._send_body(message.get("body", b""), more=message.get("more_body", False))
 
     def release(self) -> None:
-        self._resources.admission.answers.release(self._reserved, owner=self._owner)
-        self._reserved = 0
+        self._resources.admission.answers.release(self._reserved_bytes, owner=self._owner)
+        self._reserved_bytes = 0
 
     async def _send_body(self, body: Any, *, more: bool) -> None:
         if self._start is not None:
@@ -78,46 +77,49 @@ class _Answer:
             try:
                 self._admit(len(body), more=more)
             except MlcdError as error:
-                self._refused = True
+                self._is_refused = True
                 refusal = await handle_mlcd_error(Request(self._scope), error)
                 await refusal(self._scope, self._receive, self._send)
                 return
             await self._send(start)
-        elif len(body) > max(self._reserved, _SMALL_BYTES):
+        elif len(body) > max(self._reserved_bytes, _SMALL_BYTES):
             await self._wait_for_room(len(body))
         if len(body) <= _SMALL_BYTES:
-            await self._pass(body, more=more)
+            await self._send_part(body, more=more)
             return
-        for begin in range(0, len(body), PART_BYTES):
-            await self._pass(body[begin : begin + PART_BYTES], more=True)
-        # The server below waits for the client at the next message, and not after the last one.
-        await self._pass(b"", more=more)
+        for offset in range(0, len(body), PART_BYTES):
+            await self._send_part(body[offset : offset + PART_BYTES], more=True)
+        # uvicorn waits for the client before it sends a message, but not after the last message.
+        await self._send_part(b"", more=more)
 
-    def _admit(self, num: int, *, more: bool) -> None:
-        """Reserves the answer's bytes. Raises Overloaded without room for them, and TooLarge for
-        an answer that is too long to be in memory.
+    def _admit(self, num_bytes: int, *, more: bool) -> None:
+        """Reserves the answer's bytes. Raises Overloaded if the budget has too few left, and
+        TooLarge for an answer in one part that exceeds `max_answer_bytes`.
         """
         limit = self._resources.settings.limits.max_answer_bytes
-        if num > limit and not more:
-            raise TooLarge(f"the answer has more than {limit} bytes", limit="max_answer_bytes")
-        announced = self._scope["state"].get(_ANNOUNCED, 0)
+        if num_bytes > limit and not more:
+            raise TooLarge(
+                f"the answer must have at most {limit} bytes, got {num_bytes}",
+                limit="max_answer_bytes",
+            )
+        announced_bytes = self._scope["state"].get(_ANNOUNCED, 0)
         key = self._scope["state"].get("key")
         self._owner = None if key is None else key.id
-        needed = max(min(announced, limit), num)
-        if needed > _SMALL_BYTES:
-            self._resources.admission.answers.reserve(needed, owner=self._owner)
-            self._reserved = needed
+        needed_bytes = max(min(announced_bytes, limit), num_bytes)
+        if needed_bytes > _SMALL_BYTES:
+            self._resources.admission.answers.reserve(needed_bytes, owner=self._owner)
+            self._reserved_bytes = needed_bytes
 
-    async def _wait_for_room(self, num: int) -> None:
-        """Reserves as much for an answer that has begun, which cannot be refused any more.
+    async def _wait_for_room(self, num_bytes: int) -> None:
+        """Waits until `num_bytes` can be reserved: an answer that has started cannot be refused.
 
-        The connection's timer ends the wait, with the connection.
+        The connection's timer ends the wait by closing the connection.
         """
-        answers, more = self._resources.admission.answers, num - self._reserved
-        while not answers.has_room(more, owner=self._owner):  # noqa: ASYNC110 - no event tells
+        answers, missing_bytes = self._resources.admission.answers, num_bytes - self._reserved_bytes
+        while not answers.has_room(missing_bytes, owner=self._owner):  # noqa: ASYNC110 - no event
             await asyncio.sleep(ANSWER_POLL_S)
-        answers.reserve(more, owner=self._owner)
-        self._reserved = num
+        answers.reserve(missing_bytes, owner=self._owner)
+        self._reserved_bytes = num_bytes
 
-    async def _pass(self, body: Any, *, more: bool) -> None:
+    async def _send_part(self, body: Any, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,6 +1,6 @@
-"""Answers that carry arrays, written from contiguous float32 straight into the wire format.
+"""Answers that contain arrays: contiguous float32, written directly in the wire format.
 
-Large JSON answers are written in parts off the event loop, and never exist as a whole.
+Large JSON answers are written in parts, off the event loop, and are never in memory as a whole.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ JSON: Final = "application/json"
 RAW: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
-_REMEMBERED: Final = 256  # Accept headers whose answer is remembered
-_REMEMBERED_CHARS: Final = 256  # the longest of them
-_QUOTED: Final = re.compile(r'"(?:\\.?|[^"\\])*+"?')  # a parameter's value, which may hold commas
+_MAX_CACHED: Final = 256  # Accept headers whose preferred media type is cached
+_MAX_CACHED_CHARS: Final = 256  # longest header in the cache
+_QUOTED: Final = re.compile(r'"(?:\\.?|[^"\\])*+"?')  # a parameter's value, may contain commas
 _WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
-# An answer with more entries is sent in parts; so many are written in about a millisecond.
-_LARGE_ITEMS: Final = 2048
+# An answer with more entries is sent in parts; writing this number takes about a millisecond.
+_MAX_SMALL_ITEMS: Final = 2048
 
 
 def json_answer(content: Any, headers: dict[str, str] | None = None) -> Response:
-    """Answers in JSON; orjson reads numpy arrays without making Python floats of them."""
+    """Answers in JSON; orjson writes numpy arrays without converting them to Python floats."""
     return Response(to_json(content), headers=headers, media_type=JSON)
 
 
@@ -62,10 +62,10 @@ def provenance(resources: Resources) -> dict[str, Any]:
 
 
 def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, str]:
-    """Returns the headers of an answer about the model, in every dialect and for binary answers.
+    """Returns the model's headers, the same in every dialect and for binary answers.
 
-    The middleware adds those of `Resources.stamp` to every answer. With `encoded` the stages are
-    in Server-Timing, and X-Mlcd-Rounded says where an embedding was rounded.
+    The middleware adds the headers of `Resources.stamp` to every answer. `encoded` adds the stages
+    as Server-Timing and, if the embeddings are rounded, their type as X-Mlcd-Rounded.
     """
     return {
         "X-Mlcd-Dimension": str(resources.encoder.dimension),
@@ -81,42 +81,42 @@ def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, s
 def negotiate(request: Request, offered: tuple[str, ...]) -> str:
     """Returns the media type that the Accept header prefers (RFC 9110, 12.5.1).
 
-    The weight of a type is that of the most specific range that covers it; 0 excludes the type.
-    Among equal weights a type that is named goes before one that a wildcard covers, and then the
-    first offered is taken. Raises NotAcceptable where the header accepts none of them.
+    The most specific range that covers a type sets its weight; 0 excludes the type. If weights tie,
+    a type that the header names goes before a type that a wildcard covers; if both tie, the first
+    of `offered` wins. Raises NotAcceptable if the header accepts none of them.
     """
     accept = ",".join(request.headers.getlist("accept"))
-    return (_choose if len(accept) > _REMEMBERED_CHARS else _choose_remembered)(accept, offered)
+    return (_choose if len(accept) > _MAX_CACHED_CHARS else _choose_cached)(accept, offered)
 
 
 def _choose(accept: str, offered: tuple[str, ...]) -> str:
     accept = _QUOTED.sub('""', accept)
     elements = [element for element in accept.split(",") if element.strip()]
-    ranges = [_media_range(element) for element in elements or ["*/*"]]
-    preferred = max(offered, key=partial(_preference, ranges))
-    weight, _ = _preference(ranges, preferred)
+    ranges = [_parse_range(element) for element in elements or ["*/*"]]
+    preferred = max(offered, key=partial(_weigh, ranges))
+    weight, _ = _weigh(ranges, preferred)
     if weight == 0:
         raise NotAcceptable(
-            "this route cannot answer in the accepted media types",
-            remedy=f"accept one of {', '.join(offered)}",
+            f"the Accept header must allow one of {', '.join(offered)}",
+            remedy="change the header, or leave it out",
         )
     return preferred
 
 
-_choose_remembered = lru_cache(_REMEMBERED)(_choose)
+_choose_cached = lru_cache(_MAX_CACHED)(_choose)
 
 
 class _MediaRange(NamedTuple):
-    """One element of an Accept header. has_parameters: it has parameters besides the weight."""
+    """One element of an Accept header. has_parameters: whether it has any besides the weight."""
 
     kind: str
     has_parameters: bool
     weight: float
 
     def specificity(self, offer: str) -> int:
-        """Returns how closely the range describes a media type; 0: it does not cover it.
+        """Returns how specific the range is for a media type; 0 if it does not cover the type.
 
-        offer: a media type without parameters.
+        offer: media type without parameters.
         """
         if self.kind == offer:
             return 3 if self.has_parameters else 4
@@ -125,7 +125,7 @@ class _MediaRange(NamedTuple):
         return 1 if self.kind in ("*/*", "*") else 0
 
 
-def _media_range(element: str) -> _MediaRange:
+def _parse_range(element: str) -> _MediaRange:
     kind, *parameters = (piece.strip().lower() for piece in element.split(";"))
     weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
     if not all(map(_WEIGHT.fullmatch, weights)):
@@ -135,8 +135,8 @@ def _media_range(element: str) -> _MediaRange:
     return _MediaRange(kind, has_parameters=len(parameters) > len(weights), weight=weight)
 
 
-def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
-    """Returns the weight of a media type and the specificity of the range that gives it."""
+def _weigh(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
+    """Returns a media type's weight and the specificity of the range that sets the weight."""
     specificity, weight = max(
         (media_range.specificity(offer), media_range.weight) for media_range in ranges
     )
@@ -146,7 +146,7 @@ def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
 def list_answer(
     content: dict[str, Any],
     results: Iterable[Callable[[], Any]],
-    stamp: dict[str, str],
+    answer_headers: dict[str, str],
     resources: Resources,
     *,
     num_items: int,
@@ -154,14 +154,14 @@ def list_answer(
     field: str = "results",
     held_bytes: int = 0,
 ) -> Response:
-    """Answers with `content` and, as its last field, `results`; each result is made when written.
+    """Answers with `content` and the results as its last field; each is computed when written.
 
-    num_items, num_bytes: the approximate size of all results together. A small answer is sent in
-    one piece. field: the name of the last field. held_bytes: see `PartedAnswer`.
+    num_items, num_bytes: approximate size of all results together. A small answer is sent in one
+    piece. field: name of the last field. held_bytes: see `PartedAnswer`.
     """
     return pieces_answer(
         {**content, field: (make() for make in results)},
-        stamp,
+        answer_headers,
         resources,
         num_items=num_items,
         num_bytes=num_bytes,
@@ -171,7 +171,7 @@ def list_answer(
 
 def pieces_answer(
     content: dict[str, Any],
-    stamp: dict[str, str],
+    answer_headers: dict[str, str],
     resources: Resources,
     *,
     num_items: int,
@@ -180,24 +180,24 @@ def pieces_answer(
 ) -> Response:
     """Answers with `content`, see `json_pieces`; a small answer is sent in one piece."""
     pieces = json_pieces(content)
-    if num_items <= _LARGE_ITEMS and num_bytes <= PART_BYTES:
-        return Response(b"".join(pieces), 200, stamp, JSON)
-    return PartedAnswer(pieces, resources, stamp, JSON, held_bytes=held_bytes)
+    if num_items <= _MAX_SMALL_ITEMS and num_bytes <= PART_BYTES:
+        return Response(b"".join(pieces), 200, answer_headers, JSON)
+    return PartedAnswer(pieces, resources, answer_headers, JSON, held_bytes=held_bytes)
 
 
 async def compute_answer(
     make: Callable[[], Any],
     request: Request,
     resources: Resources,
-    stamp: dict[str, str] | None = None,
+    answer_headers: dict[str, str] | None = None,
     *,
     exclude_unset: bool = False,
 ) -> Response:
-    """Answers in JSON with what `make` returns, made and written off the event loop.
+    """Answers in JSON with the result of `make`; both run off the event loop.
 
-    exclude_unset: leave out fields of a model that were not set.
+    exclude_unset: leave out fields of a pydantic model that were not set.
 
-    For answers whose entries are bounded in number: they are in memory as a whole.
+    For answers with a bounded number of entries: the answer is in memory as a whole.
     """
 
     def write_body() -> bytes:
@@ -206,14 +206,14 @@ async def compute_answer(
             return content.model_dump_json(by_alias=True, exclude_unset=exclude_unset).encode()
         return to_json(content)
 
-    working = asyncio.get_running_loop().run_in_executor(resources.compute, write_body)
-    body = await within_deadline(working, request.state.deadline)
-    return Response(body, 200, stamp, JSON)
+    writing = asyncio.get_running_loop().run_in_executor(resources.compute, write_body)
+    body = await within_deadline(writing, request.state.deadline)
+    return Response(body, 200, answer_headers, JSON)
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
-    """Yields JSON piece by piece. Iterators in dicts and in iterators become lists, whose items are
-    taken one at a time; a list itself is one piece.
+    """Yields JSON in pieces. An iterator, also inside a dict or another iterator, becomes a list
+    with one piece per item; a list is written as one piece.
     """
     if isinstance(value, Iterator):
         yield b"["
@@ -238,34 +238,35 @@ def _has_parts(value: Any) -> bool:
     return isinstance(value, Iterator)
 
 
-def check_answer_bytes(num: int, limits: Limits, *, remedy: str) -> None:
-    """Raises TooLarge where an answer would have more bytes than one may have."""
-    if num > limits.max_answer_bytes:
+def check_answer_bytes(num_bytes: int, limits: Limits, *, remedy: str) -> None:
+    """Raises TooLarge if an answer of `num_bytes` would exceed `max_answer_bytes`."""
+    if num_bytes > limits.max_answer_bytes:
         raise TooLarge(
-            f"the answer would have {num} bytes, more than {limits.max_answer_bytes}; {remedy}",
+            f"the answer must have at most {limits.max_answer_bytes} bytes, got {num_bytes};"
+            f" {remedy}",
             limit="max_answer_bytes",
         )
 
 
 class PartedAnswer(StreamingResponse):
-    """An answer of any length, made off the event loop in parts of at most a mebibyte.
+    """An answer of any length, written off the event loop in parts of at most 1 MiB.
 
-    The next part is made when the client has read the one before, so one part is in memory.
+    A part is written when the client has read the previous part, so one part is in memory.
     """
 
     def __init__(
         self,
         pieces: Iterator[bytes | memoryview],
         resources: Resources,
-        stamp: dict[str, str],
+        answer_headers: dict[str, str],
         kind: str,
         *,
         held_bytes: int = 0,
     ) -> None:
-        """pieces: at most a mebibyte each. held_bytes: those that the pieces are made of, where no
-        other request has them in memory.
+        """pieces: at most 1 MiB each. held_bytes: bytes of the data behind the pieces that only
+        this request keeps in memory.
         """
-        super().__init__(_write_parts(pieces, resources), headers=stamp, media_type=kind)
+        super().__init__(_write_parts(pieces, resources), headers=answer_headers, media_type=kind)
         self._held_bytes = max(held_bytes, PART_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -283,14 +284,14 @@ async def _write_parts(
 
 
 def _join_pieces(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
-    """Joins pieces to parts of at most a mebibyte, or a longer piece."""
+    """Joins pieces to parts of at most 1 MiB; a longer piece is a part of its own."""
     part_pieces: list[bytes | memoryview] = []
-    num = 0
+    num_bytes = 0
     for piece in pieces:
-        if part_pieces and num + len(piece) > PART_BYTES:
+        if part_pieces and num_bytes + len(piece) > PART_BYTES:
             yield b"".join(part_pieces)
-            part_pieces, num = [], 0
+            part_pieces, num_bytes = [], 0
         part_pieces.append(piece)
-        num += len(piece)
+        num_bytes += len(piece)
     if part_pieces:
         yield b"".join(part_pieces)

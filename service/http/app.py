@@ -1,4 +1,4 @@
-"""The application: middleware, problems, routers."""
+"""The application: middleware, error handlers, routers."""
 
 from functools import cache, partial
 from typing import Final
@@ -16,6 +16,7 @@ from mlcd.service.http.answer_budget import AnswerMiddleware
 from mlcd.service.http.auth import OriginMiddleware, check_declared
 from mlcd.service.http.dialects import cohere, kserve, openai, own
 from mlcd.service.http.explorer import page
+from mlcd.service.http.fast_path import FastPathMiddleware
 from mlcd.service.http.middleware import (
     BodyLimitMiddleware,
     HeadMiddleware,
@@ -48,7 +49,6 @@ from mlcd.service.http.routes import (
     thumbnails,
     webhooks,
 )
-from mlcd.service.http.short_way import ShortWayMiddleware
 from mlcd.service.resources import Resources
 from mlcd.version import __version__
 from mlcd.wire.embedding import ClassifyRequest, QueryRequest
@@ -80,14 +80,20 @@ _ROUTES: Final = (
     webhooks,
     page,
 )
-# The bodies of routes that read other media types beside JSON, and so validate by themselves.
-_REQUESTS: Final = (kserve.InferRequest, ClassifyRequest, QueryRequest, SearchRequest, AddRequest)
+# Bodies of routes that also read other media types than JSON, and so validate JSON themselves.
+_SELF_VALIDATED_BODIES: Final = (
+    kserve.InferRequest,
+    ClassifyRequest,
+    QueryRequest,
+    SearchRequest,
+    AddRequest,
+)
 
 
 def create_app(resources: Resources | None) -> FastAPI:
-    """Returns an ASGI application over open resources; their owner closes them.
+    """Returns an ASGI application over open resources; the caller closes them.
 
-    With None the application can only be described, as one whose server asks for keys.
+    With None the application can only write its OpenAPI document, for a server that requires keys.
     Raises ValueError for a route that declares no scope.
     """
     app = FastAPI(
@@ -101,16 +107,16 @@ def create_app(resources: Resources | None) -> FastAPI:
         # A redirect would repeat the Host header that the client sent, and some clients change the
         # method when they follow one.
         redirect_slashes=False,
-        # The service traces by itself; FastAPI would look for providers at every request.
+        # The service has its own tracing; FastAPI would look for providers at every request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    # A page that remembers a key would hand it to the next person who opens the page.
+    # A page that stores a key would show it to the next person who opens the page.
     parameters = {"tryItOutEnabled": True, "filter": True, "persistAuthorization": False}
     patch_fastapi(app, redirect_from_root_to_docs=False, swagger_ui_parameters=parameters)
     check_declared(app.routes)
     app.state.resources, app.state.dialects = resources, _DIALECTS
     app.state.routes = []
-    app.add_middleware(ShortWayMiddleware, routes=app.state.routes)
+    app.add_middleware(FastPathMiddleware, routes=app.state.routes)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AnswerMiddleware)
     if resources is not None:
@@ -126,18 +132,20 @@ def create_app(resources: Resources | None) -> FastAPI:
         check_declared(module.router.routes)
         app.include_router(module.router)
         app.state.routes += module.router.routes
-    keyed = resources is None or resources.keys is not None
+    requires_keys = resources is None or resources.keys is not None
     # FastAPI documents this assignment as the way to replace its document.
-    described = cache(partial(openapi.describe, app, keyed=keyed, requests=_REQUESTS))
+    described = cache(
+        partial(openapi.describe, app, keyed=requires_keys, requests=_SELF_VALIDATED_BODIES)
+    )
     app.openapi = described  # type: ignore[method-assign]
-    _serve_document_once_written(app)
+    _serve_cached_document(app)
     return app
 
 
-def _serve_document_once_written(app: FastAPI) -> None:
+def _serve_cached_document(app: FastAPI) -> None:
     """Replaces FastAPI's route, which writes the same 200 kB of JSON for every request.
 
-    The route needs no key, so anybody could make the server write the document again and again.
+    The route needs no key, so any client could keep the server busy with it.
     """
 
     @cache

@@ -1,11 +1,11 @@
-"""The checks of access: the API key that a route needs, and the web pages that may send requests.
+"""The access checks: the API key that a route needs, and the web pages that may send requests.
 
 A route declares its scope, and the key is checked before the request's body is read.
 
-A server without keys trusts every client that reaches it. A foreign web page can make a browser
-send requests to it. With a host name that resolves to the server's address (DNS rebinding) the page
-can even read the answers. Two headers that no page can forge reveal this: Host, which must be a
-name of the server, and Sec-Fetch-Site or Origin.
+A server without keys trusts every client that reaches it, so a foreign web page could make its
+visitor's browser send requests to the server. With a host name that resolves to the server's
+address (DNS rebinding) the page could even read the answers. Headers that no page can forge reveal
+this: Host, which must name the server, and Sec-Fetch-Site or Origin.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,13 +16,13 @@ from typing import Any, Final, TypeGuard
 from fastapi import Request, Security
 from fastapi.openapi.models import HTTPBearer
 from fastapi.params import Depends
-from fastapi.params import Security as Declared
+from fastapi.params import Security as SecurityDependency
 from fastapi.routing import APIRoute
 from fastapi.security import SecurityScopes
 from fastapi.security.base import SecurityBase
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Send
-from starlette.types import Scope as Exchange
+from starlette.types import Scope as AsgiScope
 
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.fetching.hosts import allows, canonical_host
@@ -36,13 +36,13 @@ from mlcd.service.settings import Settings
 # The only routes that need no key.
 EXEMPT: Final = frozenset(
     {
-        # Probes and scrapers: these answers name no client and no image.
+        # For probes and scrapers: these answers contain nothing about clients or images.
         "/health/live",
         "/health/ready",
         "/metrics",
         "/v2/health/live",
         "/v2/health/ready",
-        # These are the same in every installation: documents, and a page that asks for a key.
+        # The same in every installation: documents, and a page that asks the user for a key.
         "/",
         "/assets/{name}",
         "/docs",
@@ -57,19 +57,19 @@ BEARER: Final = "bearer"
 HEADER: Final = "header"
 HEADER_NAME: Final = "X-API-Key"
 _SCHEME: Final = "bearer "
-# The entry of an ASGI scope with the id of the API key for which the server itself sends a request.
-# No client can set it: a server makes the scope of each request that arrives.
+# The entry of an ASGI scope with an API key's id, for requests that the server sends to itself on
+# behalf of the key. No client can set it: uvicorn creates the scopes of requests that arrive.
 CALLER: Final = "mlcd.caller"
-_LOCAL: Final = ("localhost", "*.localhost")
-_REMEMBERED: Final = 256  # names of Host headers whose check is remembered
-_REMEMBERED_CHARS: Final = 256  # the longest of them; names in the DNS have at most 253
+_LOCAL_NAMES: Final = ("localhost", "*.localhost")
+_MAX_CACHED: Final = 256  # Host headers whose check is cached
+_MAX_CACHED_CHARS: Final = 256  # longest header in the cache; DNS names have at most 253
 
 
 class _Gate(SecurityBase):
-    """Checks a request's key and puts it into `request.state.key`; None on a server without keys.
+    """Checks a request's key and stores it in `request.state.key`; None on a server without keys.
 
-    Every route that needs a key inherits the check of its query's names from here. Raises
-    Unauthorized and Forbidden, and BadRequest for a query parameter that the route does not have.
+    Also checks the names of query parameters, for every route that needs a key. Raises
+    Unauthorized, Forbidden, or BadRequest for a parameter that the route does not have.
     """
 
     def __init__(self) -> None:
@@ -95,23 +95,23 @@ _GATE: Final = _Gate()
 
 
 async def check_access(route: APIRoute, request: Request) -> None:
-    """Raises what the gate of the route raises."""
+    """Applies the gate of the route, and raises the errors of `_Gate`."""
     for dependency in route.dependencies:
         if _is_gate(dependency):
             await _GATE(request, SecurityScopes([*(dependency.scopes or ())]))
 
 
 def needs(scope: Scope | None = None) -> Any:
-    """Returns the entry of a route's `dependencies` that asks for a key of this scope.
+    """Returns the entry for a route's `dependencies` that requires a key with this scope.
 
     scope: None accepts every valid key.
     """
     return Security(_GATE, scopes=[] if scope is None else [scope])
 
 
-def names_seen(request: Request, scope: Scope) -> Callable[[str], bool] | None:
-    """Returns a predicate of the collections that a request may see on a route open to all; None
-    for a request without a key of this scope. A server without keys shows all of them.
+def collection_filter(request: Request, scope: Scope) -> Callable[[str], bool] | None:
+    """Returns a predicate for the collections that a request may see on a route without a gate;
+    None if the request has no key with this scope. A server without keys shows all collections.
     """
     resources: Resources = request.app.state.resources
     if resources.keys is None:
@@ -124,24 +124,24 @@ def names_seen(request: Request, scope: Scope) -> Callable[[str], bool] | None:
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
-    """Raises ValueError unless every route either declares a scope or is exempt, and not both."""
+    """Raises ValueError if a route declares no scope and is not exempt, or does both."""
     for route in routes:
         path = getattr(route, "path", "")
         declared = isinstance(route, APIRoute) and any(map(_is_gate, route.dependencies))
         if declared == (path in EXEMPT):
             raise ValueError(
-                f"the route {path} needs either `dependencies=[needs(…)]` or a place in EXEMPT"
+                f"the route {path} needs either `dependencies=[needs(…)]` or an entry in EXEMPT"
             )
 
 
-def _is_gate(dependency: Depends) -> TypeGuard[Declared]:
-    return isinstance(dependency, Declared) and dependency.dependency is _GATE
+def _is_gate(dependency: Depends) -> TypeGuard[SecurityDependency]:
+    return isinstance(dependency, SecurityDependency) and dependency.dependency is _GATE
 
 
 def _find_key(request: Request) -> str | None:
-    """Returns the key in X-API-Key, else the one in Authorization.
+    """Returns the key in X-API-Key or, without that header, in Authorization.
 
-    X-API-Key goes first, because some clients send an Authorization of their own.
+    X-API-Key goes first, because some clients always send an Authorization header.
     """
     if (key := request.headers.get(HEADER_NAME)) is not None:
         return key.strip()
@@ -160,11 +160,11 @@ class OriginMiddleware:
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
         self._hosts = settings.hosts
-        self._keyed = settings.auth.keys_file is not None
-        self._open = settings.auth.mode == "open"
-        self._remembered = lru_cache(_REMEMBERED)(self._is_known)
+        self._requires_keys = settings.auth.keys_file is not None
+        self._is_open = settings.auth.mode == "open"
+        self._is_own_host_cached = lru_cache(_MAX_CACHED)(self._is_own_host)
 
-    async def __call__(self, scope: Exchange, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -176,45 +176,49 @@ class OriginMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _check(self, scope: Exchange) -> None:
+    def _check(self, scope: AsgiScope) -> None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
-            raise BadRequest("HTTP/1.1 needs exactly one Host header")
+            raise BadRequest(f"an HTTP/1.1 request must have one Host header, got {len(hosts)}")
         is_known_host = (
-            self._remembered if hosts and len(hosts[0]) <= _REMEMBERED_CHARS else self._is_known
+            self._is_own_host_cached
+            if hosts and len(hosts[0]) <= _MAX_CACHED_CHARS
+            else self._is_own_host
         )
         if hosts and not is_known_host(hosts[0]):
             raise Misdirected(
                 "the Host header must have a name of this server",
-                remedy="call it by localhost or its address, or add the name to MLCD_HOSTS",
+                remedy="use localhost or the server's address, or add the name to MLCD_HOSTS",
             )
-        if not self._keyed and _is_foreign(Request(scope)):
+        if not self._requires_keys and _is_foreign(Request(scope)):
             raise ForeignOrigin(
                 "a server without keys refuses requests from web pages of other origins",
-                remedy="ask from the server's own page, or give the server keys",
+                remedy="send the request from the server's own page, or give the server keys",
             )
 
-    def _is_known(self, host: str) -> bool:
-        if self._keyed and not self._hosts:
+    def _is_own_host(self, host: str) -> bool:
+        if self._requires_keys and not self._hosts:
             return True
-        name = canonical_host(_without_port(host))
+        name = canonical_host(_strip_port(host))
         if name is None:
             return False
-        address = _address(name)
-        if allows((*_LOCAL, *self._hosts), name) or (address is not None and address.is_loopback):
+        address = _parse_address(name)
+        if allows((*_LOCAL_NAMES, *self._hosts), name) or (
+            address is not None and address.is_loopback
+        ):
             return True
-        # Names in the public DNS have a dot; the owner of this network gave a name without one.
-        return self._open and (address is not None or "." not in name)
+        # Names in the public DNS have a dot, so a name without a dot comes from the local network.
+        return self._is_open and (address is not None or "." not in name)
 
 
-def _address(name: str) -> IPv4Address | IPv6Address | None:
+def _parse_address(name: str) -> IPv4Address | IPv6Address | None:
     try:
         return ip_address(name)
     except ValueError:
         return None
 
 
-def _without_port(host: str) -> str:
+def _strip_port(host: str) -> str:
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() else host
 

@@ -24,7 +24,7 @@ from starlette.types import Message, Scope
 
 from mlcd.errors import ArtifactInvalid, MlcdError, NotFound
 from mlcd.service.http.auth import CALLER
-from mlcd.service.http.problems import COMES_BACK
+from mlcd.service.http.problems import RETRYABLE_STATUSES
 from mlcd.service.jobs.batches import BatchStore, InputFault, StoredBatch
 from mlcd.service.jobs.files import new_id
 from mlcd.service.resources import Resources
@@ -215,7 +215,7 @@ class BatchRunner:
         while True:
             request_id = f"{batch.id}-{new_id('')}"
             status, retry_after_s, body = await self._call(batch, line.body, request_id)
-            if status not in COMES_BACK or time.time() + retry_after_s > batch.expires_s:
+            if status not in RETRYABLE_STATUSES or time.time() + retry_after_s > batch.expires_s:
                 return _result(line.custom_id, status, request_id, body)
             await asyncio.sleep(min(retry_after_s, BATCH_LONGEST_WAIT_S))
 

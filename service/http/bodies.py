@@ -23,11 +23,11 @@ from mlcd.service.resources import Resources
 from mlcd.service.settings import Limits
 from mlcd.types import Embeddings, unit_rows
 
-# The limit on the body bounds the bytes of a form; this bounds the work of parsing it.
+# max_body_bytes bounds the size of a form; this bounds the work of parsing it.
 _MAX_FORM_PARTS: Final = 1000
 _FILES: Final = "files"
 _IMAGE_TYPES: Final = (b"image/", b"application/octet-stream")
-_MAX_FIELDS: Final = 64  # no route has half as many fields, and each unknown one is reported
+_MAX_FIELDS: Final = 64  # more than twice the fields of any route; bounds the validation
 MEDIA_TYPES: Final = (
     "multipart/form-data",
     "image/*",
@@ -48,41 +48,39 @@ async def read_images(request: Request, limits: Limits) -> list[bytes | ImageRej
         return [*(await read_form(request, limits))[0]]
     if kind.startswith("image/") or kind == "application/octet-stream":
         return [await read_body(request)]
-    raise Unsupported(
-        "this route does not take that Content-Type", remedy=f"send one of {', '.join(MEDIA_TYPES)}"
-    )
+    raise Unsupported(f"the Content-Type must be one of {', '.join(MEDIA_TYPES)}")
 
 
 async def read_body(request: Request) -> bytes:
-    _check_plain(request)
+    _check_uncompressed(request)
     try:
         return await request.body()
     except ClientDisconnect as error:
-        raise BadRequest("the client went away") from error
+        raise BadRequest("the client disconnected") from error
 
 
-def _check_plain(request: Request) -> None:
+def _check_uncompressed(request: Request) -> None:
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", ""):
         raise Unsupported(
-            "compressed bodies are not taken", remedy="send the body without Content-Encoding"
+            "the body must not be compressed", remedy="send it without Content-Encoding"
         )
 
 
 async def read_json(request: Request, resources: Resources) -> dict[str, Any]:
-    """Reads a JSON object, which is parsed off the event loop."""
-    _check_says_json(request)
+    """Reads a JSON object; parses it off the event loop."""
+    _check_json_type(request)
     return require_object(
-        await parse_json(await _read_body_once(request, resources.settings.limits), resources)
+        await parse_json(await _read_json_body(request, resources.settings.limits), resources)
     )
 
 
 async def read_optional_json(request: Request, resources: Resources) -> dict[str, Any] | None:
     """Reads a JSON object; None for a request without a body."""
-    body = await _read_body_once(request, resources.settings.limits)
+    body = await _read_json_body(request, resources.settings.limits)
     if not body:
         return None
-    _check_says_json(request)
+    _check_json_type(request)
     return require_object(await parse_json(body, resources))
 
 
@@ -93,28 +91,26 @@ async def parse_json(body: bytes | bytearray, resources: Resources) -> Any:
 
 
 def load_json(body: bytes | bytearray | memoryview, limits: Limits) -> Any:
-    """Parses JSON of a bounded size. Raises TooLarge, and BadRequest where it is not JSON."""
+    """Parses JSON within the limits. Raises TooLarge, and BadRequest if it is not valid JSON."""
     check_json(body, limits)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest("the body must be JSON, not nested too deep") from error
+        raise BadRequest("the body must be JSON, not nested too deeply") from error
 
 
-def _check_says_json(request: Request) -> None:
-    # A missing header is refused, too: a page of another origin may send such a body without asking
-    # the server first.
+def _check_json_type(request: Request) -> None:
+    # A missing header is refused, too: a page of another origin may send a body without the header
+    # and without a preflight request.
     kind = media_type(request)
     if kind != "application/json" and not kind.endswith("+json"):
-        raise Unsupported("this route takes JSON", remedy="send Content-Type: application/json")
+        raise Unsupported("the body must be JSON", remedy="send Content-Type: application/json")
 
 
-async def _read_body_once(request: Request, limits: Limits) -> bytearray:
-    """Returns the body, without a second copy in the request."""
-    _check_plain(request)
-    stated_bytes = int(
-        request.headers.get("content-length", "0")
-    )  # the middleware has looked at it
+async def _read_json_body(request: Request, limits: Limits) -> bytearray:
+    """Returns the body without the second copy that `request.body()` keeps in the request."""
+    _check_uncompressed(request)
+    stated_bytes = int(request.headers.get("content-length", "0"))  # validated by the middleware
     body = bytearray()
     try:
         async for part in request.stream():
@@ -125,12 +121,12 @@ async def _read_body_once(request: Request, limits: Limits) -> bytearray:
                     limit="max_json_bytes",
                 )
     except ClientDisconnect as error:
-        raise BadRequest("the client went away") from error
+        raise BadRequest("the client disconnected") from error
     return body
 
 
 def require_object(content: Any) -> dict[str, Any]:
-    """Returns the content. Raises BadRequest unless it is an object of few fields."""
+    """Returns the content. Raises BadRequest unless it is an object of at most 64 fields."""
     if not isinstance(content, dict):
         raise BadRequest("the body must be a JSON object")
     if len(content) > _MAX_FIELDS:
@@ -142,7 +138,7 @@ def require_object(content: Any) -> dict[str, Any]:
 
 
 def validate(model: type[_Model], content: dict[str, Any]) -> _Model:
-    """Returns the content as a model. Raises BadRequest naming the first field that is wrong."""
+    """Returns the content as a model. Raises BadRequest, which names the first wrong field."""
     try:
         return model.model_validate(content)
     except ValidationError as error:
@@ -150,8 +146,8 @@ def validate(model: type[_Model], content: dict[str, Any]) -> _Model:
 
 
 class _FormParser(MultiPartParser):
-    """Starlette's parser, for which a part of `files` with an image's type is a file without a
-    file name, too.
+    """Starlette's parser, which here accepts a `files` part without a file name if it has an
+    image's media type.
     """
 
     def on_headers_finished(self) -> None:
@@ -169,9 +165,8 @@ async def read_form(
 ) -> tuple[list[bytes], dict[str, str]]:
     """Returns the images of a multipart form (field `files`, 1..n) and its text fields.
 
-    texts: the names that those may have. Of several text fields with one name the last counts.
-    Files stay in memory, which is reserved for the body, so an upload never depends on free disk
-    space.
+    texts: allowed names of text fields. If a text field is repeated, the last value counts.
+    Files stay in the memory that is reserved for the body, so an upload needs no disk space.
     """
     size = limits.max_body_bytes
     parser = _FormParser(
@@ -184,15 +179,11 @@ async def read_form(
     parser.spool_max_size = size
     try:
         form = await parser.parse()
-    except (
-        MultiPartException,
-        KeyError,
-        UnicodeError,
-        ClientDisconnect,
-    ) as error:  # UnicodeError: of its charset
+    # UnicodeError: the form's charset does not decode its texts.
+    except (MultiPartException, KeyError, UnicodeError, ClientDisconnect) as error:
         raise BadRequest(
             "the multipart form cannot be read",
-            remedy=f"at most {limits.max_images} files, well formed",
+            remedy=f"send a well-formed form with at most {limits.max_images} files",
         ) from error
     try:
         names = (_FILES, *texts)
@@ -200,20 +191,22 @@ async def read_form(
             raise unknown_name(
                 unknown, names, where="the form", elsewhere=request_query_names(request)
             )
-        files = _files(form)
+        files = _require_files(form)
         check_count(len(files), limits)
-        fields = {name: _text(name, value) for name, value in form.items() if name != _FILES}
+        fields = {
+            name: _require_text(name, value) for name, value in form.items() if name != _FILES
+        }
         return [await file.read() for file in files], fields
     finally:
         await form.close()
 
 
-def _files(form: FormData) -> list[UploadFile]:
+def _require_files(form: FormData) -> list[UploadFile]:
     files = []
     for value in form.getlist(_FILES):
         if isinstance(value, str):
             raise BadRequest(
-                "a part `files` of the form is a text, not a file",
+                "each part `files` of the form must be a file, got a text",
                 remedy='give the part a file name: Content-Disposition: form-data; name="files";'
                 ' filename="a.png" (curl: -F files=@a.png)',
                 param=_FILES,
@@ -228,9 +221,9 @@ def _files(form: FormData) -> list[UploadFile]:
     return files
 
 
-def _text(name: str, value: UploadFile | str) -> str:
+def _require_text(name: str, value: UploadFile | str) -> str:
     if not isinstance(value, str):
-        raise BadRequest(f"the field `{name}` of the form is a file, not a text", param=name)
+        raise BadRequest(f"the field `{name}` of the form must be a text, got a file", param=name)
     return value
 
 
@@ -245,8 +238,8 @@ def embeddings_from_json(value: list[Any], dimension: int, limits: Limits) -> Em
     """Returns a list of vectors as unit rows [N, D]."""
     check_count(len(value), limits)
     for index, row in enumerate(value):
-        right_length = isinstance(row, list) and len(row) == dimension
-        if not right_length or not all(
+        has_right_length = isinstance(row, list) and len(row) == dimension
+        if not has_right_length or not all(
             type(number) in (int, float) and math.isfinite(number) for number in row
         ):
             raise BadRequest(

@@ -1,4 +1,4 @@
-"""Centers as answers show them: a page of their list, and one of them with its neighbors."""
+"""Centers in answers: a page of the list of centers, and one center with its neighbors."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from mlcd.wire.nearest_centers import (
 
 Sort = Literal["size", "members", "name", "spread", "novelty", "recent", "id"]
 _NUM_NEIGHBORS: Final = 8
-_NUM_SEARCHED: Final = 4  # collections
+_MAX_SEARCHED_COLLECTIONS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Clustered:
 
 @dataclass(frozen=True)
 class _Recent:
-    """The recent queries of each center, and those of them that are novel, [K] each."""
+    """Counts for each center [K]: its recent query images, and how many of them were novel."""
 
     images: NDArray[np.int64]
     novel: NDArray[np.int64]
 
     @classmethod
-    def of(cls, lookup: Lookup) -> "_Recent | None":
-        """Counts them; None where the centers do not know what is novel."""
+    def from_lookup(cls, lookup: Lookup) -> "_Recent | None":
+        """Counts the recent queries; None if the centers lack the distances that define novelty."""
         return None if lookup.recent is None else cls(*lookup.recent.by_center())
 
     @property
@@ -58,30 +58,30 @@ class _Recent:
         with np.errstate(invalid="ignore"):
             return self.novel / self.images
 
-    def of_center(self, center: int) -> RecentQueries:
-        return _recent(int(self.images[center]), int(self.novel[center]))
+    def for_center(self, center: int) -> RecentQueries:
+        return _build_recent_queries(int(self.images[center]), int(self.novel[center]))
 
-    def of_all(self) -> RecentQueries:
-        return _recent(int(self.images.sum()), int(self.novel.sum()))
+    def for_all(self) -> RecentQueries:
+        return _build_recent_queries(int(self.images.sum()), int(self.novel.sum()))
 
 
 @dataclass(frozen=True)
 class ListOptions:
-    """The options of a list of centers; see `list_centers`."""
+    """The options of a list of centers, described at the route `list_centers`."""
 
     sort: Sort
     descending: bool
     name: str | None
     query: str | None
-    least: dict[str, int]
-    most: dict[str, int]
+    minimums: dict[str, int]
+    maximums: dict[str, int]
     examples: int
     limit: int
     cursor: str | None
 
 
 def example_members(centers: Centers, center: int, num: int | None = None) -> list[dict[str, Any]]:
-    """Returns the first `num` of the samples that shipped with a center, or all."""
+    """Returns the first `num` (default: all) example images stored with a center's artifact."""
     if centers.examples is None:
         return []
     return [
@@ -93,25 +93,25 @@ def example_members(centers: Centers, center: int, num: int | None = None) -> li
 def build_center_list(
     resources: Resources, lookup: Lookup, clustered: Clustered | None, options: ListOptions
 ) -> CenterList:
-    """Returns the page of the list that a request asks for."""
+    """Returns the requested page of the list of centers."""
     lookup.follow_names()
-    centers, recent = lookup.centers, _Recent.of(lookup)
-    values = _values(lookup, clustered, recent)
+    centers, recent = lookup.centers, _Recent.from_lookup(lookup)
+    values = _compute_values(lookup, clustered, recent)
     order = _order_centers(lookup, values, options)
     first = 0
     if options.cursor is not None:
-        (last,) = read_cursor(options.cursor, int)
-        places = np.flatnonzero(order == last)
-        if not len(places):
+        (last_center,) = read_cursor(options.cursor, int)
+        ranks = np.flatnonzero(order == last_center)
+        if not len(ranks):
             raise InvalidInput("unknown cursor", remedy="pass `next` of the previous page")
-        first = int(places[0]) + 1
+        first = int(ranks[0]) + 1
     page = order[first : first + options.limit]
-    examples = _examples(lookup, clustered, page.tolist(), options.examples)
+    examples = _list_examples(lookup, clustered, page.tolist(), options.examples)
     return CenterList(
         **provenance(resources),
         digest=centers.digest,
-        recent=recent and recent.of_all(),
-        novelty_from=_novelty_from(lookup, clustered),
+        recent=recent and recent.for_all(),
+        novelty_from=_find_novelty_source(lookup, clustered),
         collection=None if clustered is None else clustered.name,
         centers=[
             ListedCenter(
@@ -124,21 +124,21 @@ def build_center_list(
                 members=None if clustered is None else int(values["members"][center]),
                 spread=_none_if_nan(values["spread"][center]),
                 novelty=_none_if_nan(values["novelty"][center]),
-                recent=recent and recent.of_center(center),
-                examples=shown,
+                recent=recent and recent.for_center(center),
+                examples=center_examples,
             )
-            for center, shown in zip(page.tolist(), examples, strict=True)
+            for center, center_examples in zip(page.tolist(), examples, strict=True)
         ],
         next=write_cursor(int(page[-1])) if first + len(page) < len(order) else None,
         total=len(order),
     )
 
 
-def _recent(images: int, novel: int) -> RecentQueries:
+def _build_recent_queries(images: int, novel: int) -> RecentQueries:
     return RecentQueries(images=images, novelty=novel / images if images else None)
 
 
-def _values(
+def _compute_values(
     lookup: Lookup, clustered: Clustered | None, recent: _Recent | None
 ) -> dict[str, NDArray[Any]]:
     num = len(lookup.centers.vectors)
@@ -151,21 +151,21 @@ def _values(
     if clustered is None:
         return {**values, "spread": unknown, "novelty": unknown}
     clusters = clustered.clusters
-    farthest = lookup.ordinary_distances
-    if farthest is None:
-        farthest = clusters.ordinary_distance
+    ordinary_distance = lookup.ordinary_distances
+    if ordinary_distance is None:
+        ordinary_distance = clusters.ordinary_distance
     return {
         **values,
         "members": clusters.num_members,
         "spread": clusters.spread,
-        "novelty": unknown if farthest is None else clusters.novelty(farthest),
+        "novelty": unknown if ordinary_distance is None else clusters.novelty(ordinary_distance),
     }
 
 
-def _novelty_from(
+def _find_novelty_source(
     lookup: Lookup, clustered: Clustered | None
 ) -> Literal["centers", "collection"] | None:
-    """Returns the images whose distances are the ordinary ones."""
+    """Returns which images define the ordinary distance: those of the centers or the collection."""
     if clustered is None:
         return None
     if lookup.ordinary_distances is not None:
@@ -176,15 +176,15 @@ def _novelty_from(
 def _order_centers(
     lookup: Lookup, values: dict[str, NDArray[Any]], options: ListOptions
 ) -> NDArray[np.int64]:
-    """Returns the centers that the filters leave, in order."""
+    """Returns the ids of the centers that pass the filters, in order."""
     matches = np.ones(len(lookup.centers.vectors), dtype=np.bool_)
-    for name, bound in options.least.items():
+    for name, bound in options.minimums.items():
         matches &= values[name] >= bound
-    for name, bound in options.most.items():
+    for name, bound in options.maximums.items():
         matches &= values[name] <= bound
     if options.name is not None:
-        part = options.name.casefold()
-        matches &= np.fromiter((part in name for name in lookup.names.folded), np.bool_)
+        folded_name = options.name.casefold()
+        matches &= np.fromiter((folded_name in name for name in lookup.names.folded), np.bool_)
     if options.query is not None:
         words = options.query.casefold().split()
         texts = lookup.names.searched
@@ -195,14 +195,15 @@ def _order_centers(
     else:
         key = values[options.sort].astype(np.float64)
         key = -key if options.descending else key
-    chosen = np.flatnonzero(matches)
+    center_ids = np.flatnonzero(matches)
     # unknown values come last in either direction
-    return chosen[np.argsort(np.nan_to_num(key[chosen], nan=np.inf), kind="stable")]
+    return center_ids[np.argsort(np.nan_to_num(key[center_ids], nan=np.inf), kind="stable")]
 
 
-def _examples(
+def _list_examples(
     lookup: Lookup, clustered: Clustered | None, page: list[int], num: int
 ) -> list[list[Example]]:
+    """Returns up to `num` examples of each center of a page."""
     if clustered is None:
         return [
             [Example(**example) for example in example_members(lookup.centers, center, num)]
@@ -210,20 +211,20 @@ def _examples(
         ]
     clusters = clustered.clusters
     ids = clusters.searcher.ids
-    parts = [range(clusters.members(c).start, clusters.members(c).stop)[:num] for c in page]
-    shown = [ids[clusters.positions[place]] for part in parts for place in part]
-    versions = iter(clustered.collection.thumbnail_versions(shown))
+    ranges = [range(clusters.members(c).start, clusters.members(c).stop)[:num] for c in page]
+    shown_ids = [ids[clusters.positions[index]] for members in ranges for index in members]
+    versions = iter(clustered.collection.thumbnail_versions(shown_ids))
     return [
         [
             Example(
                 collection=clustered.name,
-                id=ids[clusters.positions[place]],
-                similarity=float(clusters.similarities[place]),
+                id=ids[clusters.positions[index]],
+                similarity=float(clusters.similarities[index]),
                 thumbnail=next(versions),
             )
-            for place in part
+            for index in members
         ]
-        for part in parts
+        for members in ranges
     ]
 
 
@@ -239,15 +240,15 @@ def build_described_center(
     *,
     is_visible: Callable[[str], bool],
 ) -> DescribedCenter:
-    """Returns a center with its neighbors and examples; see `describe_center`.
+    """Returns a center with its neighbors and examples, described at the route `describe_center`.
 
-    is_visible: tells of a collection whether its items may be examples.
+    is_visible: takes a collection's name; returns whether its items may be examples.
     """
     lookup.follow_names()
-    centers, recent = lookup.centers, _Recent.of(lookup)
+    centers, recent = lookup.centers, _Recent.from_lookup(lookup)
     vector = centers.vectors[center : center + 1]
     num = min(_NUM_NEIGHBORS + 1, len(centers.vectors))
-    near = lookup.scan.nearest(vector, num).as_cosines()
+    nearest = lookup.scan.nearest(vector, num).as_cosines()
     neighbors = [
         Label(
             id=neighbor,
@@ -256,20 +257,20 @@ def build_described_center(
             cluster=centers.cluster(neighbor),
             path=centers.path(neighbor),
         )
-        for neighbor, score in zip(near.ids[0].tolist(), near.scores[0].tolist(), strict=True)
+        for neighbor, score in zip(nearest.ids[0].tolist(), nearest.scores[0].tolist(), strict=True)
         if neighbor != center
     ]
     members = [Example(**example) for example in example_members(centers, center)]
     evidence = lookup.names.evidence(center)
-    counted: dict[str, Any] = {}
+    collection_fields: dict[str, Any] = {}
     if clustered is None:
         searched = _choose_collections(resources, lookup, is_visible)
         items = _nearest_items(resources, searched, vector)
-        counted = {"collections": searched}
+        collection_fields = {"collections": searched}
     else:
-        (items,) = _examples(lookup, clustered, [center], _NUM_NEIGHBORS)
-        values = _values(lookup, clustered, recent)
-        counted = {
+        (items,) = _list_examples(lookup, clustered, [center], _NUM_NEIGHBORS)
+        values = _compute_values(lookup, clustered, recent)
+        collection_fields = {
             "members": int(values["members"][center]),
             "spread": _none_if_nan(values["spread"][center]),
             "novelty": _none_if_nan(values["novelty"][center]),
@@ -284,8 +285,8 @@ def build_described_center(
         path=centers.path(center),
         alternates=lookup.names.alternates(center),
         evidence=evidence and NameGrounds(**evidence),
-        recent=recent and recent.of_center(center),
-        **counted,
+        recent=recent and recent.for_center(center),
+        **collection_fields,
         nearest=neighbors[:_NUM_NEIGHBORS],
         examples=[*members, *items],
     )
@@ -294,18 +295,18 @@ def build_described_center(
 def _choose_collections(
     resources: Resources, lookup: Lookup, is_visible: Callable[[str], bool]
 ) -> list[str]:
-    """Returns the visible collections to search for examples, the first few of maybe thousands."""
+    """Returns the names of collections to search for examples: the first four visible ones."""
     if lookup.centers.mean is not None:
-        # Centers with a mean compare embeddings less the mean: a search is not in that space.
+        # These centers are compared with embeddings minus the mean; a search does not subtract it.
         return []
-    return sorted(filter(is_visible, resources.collections))[:_NUM_SEARCHED]
+    return sorted(filter(is_visible, resources.collections))[:_MAX_SEARCHED_COLLECTIONS]
 
 
 def _nearest_items(resources: Resources, names: list[str], vector: Embeddings) -> list[Example]:
-    """Returns the items of each collection that are nearest to a center."""
+    """Returns the items nearest to a center, up to 8 from each collection."""
     collections, items = resources.collections, list[Example]()
     for name in names:
-        if (collection := collections.get(name)) is None:  # deleted just now
+        if (collection := collections.get(name)) is None:  # deleted meanwhile
             continue
         matches = collection.search(vector, _NUM_NEIGHBORS).matches[0]
         versions = collection.thumbnail_versions([match.id for match in matches])

@@ -1,6 +1,6 @@
 """Bounds on HTTP connections: their number, their waiting times, and the bytes outside of bodies.
 
-uvicorn alone waits forever for a request's headers, for the rest of a body that nobody reads, and
+uvicorn itself waits forever for a request's headers, for the rest of a body that nobody reads, and
 for a client that does not read its answer. It accepts headers of any size and any number of
 connections.
 """
@@ -28,57 +28,56 @@ from mlcd.service.timings import (
     REQUEST_HEADERS_S,
 )
 
-# Headers, chunk framing and trailers of one request; more is allowed only beside as much body.
+# Headers, chunk framing and trailers of one request; a larger overhead needs as many body bytes.
 MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 _MAX_PIPELINED: Final = 16
-PLACES_FOR_PROBES: Final = 16  # connections above the limit, for health and metrics
+MAX_PROBE_CONNECTIONS: Final = 16  # above the limit, for health and metrics
 _PROBES: Final = frozenset(path.encode() for path in PROBES)
-# Every client of HTTP/1.1 reads past it, also where it did not ask for it.
+# HTTP/1.1 clients skip this response, also if they did not request it.
 _CONTINUE: Final = STATUS_LINE[100] + b"\r\n"
 _CROWDED: Final = orjson.dumps(
     {
         "type": "urn:mlcd:problem:unavailable",
         "title": "Unavailable",
         "status": 503,
-        "detail": "the server has as many connections as it may: try again in a moment",
+        "detail": "the server has its maximum number of connections: try again in a moment",
     }
 )
 
 
 class ConnectionBounds:
-    """The state that all connections of a server share."""
+    """The limits and lists that all connections of a server share."""
 
-    def __init__(self, *, most: int, exchange_s: float, metrics: Metrics) -> None:
-        """Prepares empty bounds.
-
-        most: connections. exchange_s: seconds from a request's last header until its answer is
-        ready.
+    def __init__(self, *, max_connections: int, exchange_s: float, metrics: Metrics) -> None:
+        """max_connections: more than these are closed. exchange_s: seconds from a request's last
+        header until its answer is ready.
         """
-        self.most, self.exchange_s = most, exchange_s + ANSWER_READ_S
-        # Connections whose client still sends an answered body, or does not read its answer; the
-        # oldest first.
+        self.max_connections, self.exchange_s = max_connections, exchange_s + ANSWER_READ_S
+        # Connections whose client still sends a body that was answered, or does not read its
+        # answer; the oldest first.
         self.answered: dict[HttpConnection, None] = {}
-        # Connections between two requests; the one that has waited longest comes first.
+        # Connections between two requests; the longest wait first.
         self.waiting: dict[HttpConnection, None] = {}
         self.num = 0
         self._metrics = metrics
         metrics.track_held("connections", lambda: self.num)
 
     def make_room(self, newest: "HttpConnection", num: int) -> None:
-        """Closes the connection that is needed least; the newest of `num` where all others work.
+        """Closes the oldest connection without a request in progress.
 
-        A few connections above the limit stay open then, for probes.
+        If all `num` connections are at work, keeps up to 16 above the limit open, for probes; then
+        closes the newest.
         """
         oldest = next(chain(self.answered, self.waiting), None)
-        if oldest is None and num <= self.most + PLACES_FOR_PROBES:
+        if oldest is None and num <= self.max_connections + MAX_PROBE_CONNECTIONS:
             return
-        # `connection_lost` forgets it, too, but runs later, when more connections may have come.
+        # `connection_lost` also removes it, but later: more connections may arrive before that.
         self.forget(oldest or newest)
         self.count_closed("too-many")
         (oldest or newest).transport.abort()
 
     def forget(self, connection: "HttpConnection") -> None:
-        """Removes the connection from the lists: it is at work, or gone."""
+        """Removes a connection from the lists because it is at work, or closed."""
         self.answered.pop(connection, None)
         self.waiting.pop(connection, None)
 
@@ -87,25 +86,25 @@ class ConnectionBounds:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """A connection of uvicorn with a timer that runs at every moment of its life."""
+    """A connection of uvicorn on which a timer always runs; when it ends, the connection closes."""
 
-    def __init__(self, *, bounds: ConnectionBounds, **uvicorns: Any) -> None:
-        super().__init__(**uvicorns)
+    def __init__(self, *, bounds: ConnectionBounds, **uvicorn_arguments: Any) -> None:
+        super().__init__(**uvicorn_arguments)
         self._bounds = bounds
         self._timer: asyncio.TimerHandle | None = None
         self._client_poll: asyncio.TimerHandle | None = None
-        self._received = self._body = 0
+        self._received_bytes = self._body_bytes = 0
         self._message_complete = True
         self._lingering = False
-        self._presences: deque[ClientPresence] = deque()  # of requests without an answer
+        self._presences: deque[ClientPresence] = deque()  # of requests whose answer is not complete
 
-    # uvloop's transport has the methods of asyncio's, and is none of its subclasses.
+    # uvloop's transport has the methods of asyncio.Transport without being a subclass.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._bounds.num = len(self.connections)
-        if len(self.connections) > self._bounds.most:
+        if len(self.connections) > self._bounds.max_connections:
             self._bounds.make_room(self, len(self.connections))
-        self._wait()
+        self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._bounds.forget(self)
@@ -118,35 +117,35 @@ class HttpConnection(HttpToolsProtocol):
         self._bounds.num = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
-        self._received += len(data)
+        self._received_bytes += len(data)
         super().data_received(data)
         if (
-            self._received - self._body > MAX_OVERHEAD_BYTES + self._body
+            self._received_bytes - self._body_bytes > MAX_OVERHEAD_BYTES + self._body_bytes
             and not self.transport.is_closing()
         ):
-            self._refuse()
+            self._refuse_overhead()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keeps the connection open where an answer is due: the client may only have sent all that
-        it will send, as `nc -N` does, or have left. Only its reaction to what it is sent tells.
+        """Keeps the connection open if an answer is due. The client may have left, or only have
+        finished sending, as `nc -N` does; its reaction to bytes from the server tells which.
         """
         if not self._awaits_answer():
             return False
         if self._client_poll is None:
-            self.cycle.keep_alive = False  # of the last request
-            self._client_poll = self.loop.call_later(HALF_CLOSED_S, self._ask_client)
+            self.cycle.keep_alive = False  # closes after the last request
+            self._client_poll = self.loop.call_later(HALF_CLOSED_S, self._probe_client)
         return True
 
     def _awaits_answer(self) -> bool:
         return self._message_complete and bool(self._presences) and not self._presences[0].answered
 
-    def _ask_client(self) -> None:
+    def _probe_client(self) -> None:
         if self._awaits_answer() and self.scope["http_version"] != "1.0":
             self.transport.write(_CONTINUE)
         self._poll_client()
 
     def _poll_client(self) -> None:
-        """Ends the connection once the client's system has refused what it was sent."""
+        """Closes the connection once the client's system has rejected bytes from the server."""
         if self.transport.is_closing():
             return
         if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -169,41 +168,42 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._bounds.forget(self)
-        self._within(self._bounds.exchange_s)
+        self._restart_timer(self._bounds.exchange_s)
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise ValueError("too many requests at once")  # the parser answers 400
-        crowded = (
-            len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
+        is_crowded = (
+            len(self.connections) > self._bounds.max_connections
+            and self.url.partition(b"?")[0] not in _PROBES
         )
-        if crowded:
+        if is_crowded:
             self._bounds.count_closed("crowded")
-        self.app = _refuse if crowded else self.config.loaded_app
+        self.app = _refuse_crowded if is_crowded else self.config.loaded_app
         super().on_headers_complete()
-        # It has every method of a transport that a cycle uses.
-        self.cycle.transport = _Closing(self)  # type: ignore[assignment]
+        # `_LingeringTransport` has every method of a transport that a cycle uses.
+        self.cycle.transport = _LingeringTransport(self)  # type: ignore[assignment]
         presence = ClientPresence(self.cycle)
         presence.enter(cast(Scope, self.scope))
         self._presences.append(presence)
 
     def on_body(self, body: bytes) -> None:
-        self._body += len(body)
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._message_complete = True
-        self._received = self._body = 0
+        self._received_bytes = self._body_bytes = 0
         super().on_message_complete()
         if self._lingering:
             self.transport.close()
             return
         if self.cycle.response_complete:
-            self._wait()
+            self._await_request()
 
     def close_after_answer(self) -> None:
-        """Ends the connection after the client has sent the rest of its request.
+        """Closes the connection after the client has sent the rest of its request.
 
-        Closing it with unread bytes would reset it, and many clients would never read why they
-        were refused.
+        Closing with unread bytes would reset the connection, and many clients would never read the
+        refusal.
         """
         if self._message_complete or not self.transport.can_write_eof():
             self.transport.close()
@@ -219,37 +219,37 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._presences.popleft()  # answers come in the order of their requests
-        follows = bool(self.pipeline)
+        has_next_request = bool(self.pipeline)
         super().on_response_complete()
-        if follows:
-            self._within(self._bounds.exchange_s)
+        if has_next_request:
+            self._restart_timer(self._bounds.exchange_s)
         elif self.transport.is_closing():
             return
         elif self._message_complete:
-            self._wait()
+            self._await_request()
         else:
             self._bounds.answered[self] = None
-            self._within(BODY_REST_S)
+            self._restart_timer(BODY_REST_S)
 
-    def _wait(self) -> None:
+    def _await_request(self) -> None:
         self._bounds.forget(self)
         if self.transport.get_write_buffer_size():  # the client has not received the whole answer
             self._bounds.answered[self] = None
-            self._within(self._bounds.exchange_s)
+            self._restart_timer(self._bounds.exchange_s)
             return
         self._bounds.waiting[self] = None
-        self._within(REQUEST_HEADERS_S)
+        self._restart_timer(REQUEST_HEADERS_S)
 
-    def _within(self, seconds: float) -> None:
+    def _restart_timer(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self.loop.call_later(seconds, self._late)
+        self._timer = self.loop.call_later(seconds, self._abort_late)
 
-    def _late(self) -> None:
+    def _abort_late(self) -> None:
         self._bounds.count_closed("late")
         self.transport.abort()
 
-    def _refuse(self) -> None:
+    def _refuse_overhead(self) -> None:
         self._bounds.count_closed("overhead")
         if self._lingering or (self.cycle is not None and not self.cycle.response_complete):
             self.transport.abort()
@@ -258,14 +258,14 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.close()
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers 503, except to probes, while there are too many connections."""
+async def _refuse_crowded(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers 503; used for all requests but probes while there are too many connections."""
     headers = {"Retry-After": str(CROWDED_RETRY_S), "Connection": "close"}
     await Response(_CROWDED, 503, headers, "application/problem+json")(scope, receive, send)
 
 
-class _Closing:
-    """The transport that an answer sees: closing it waits for the rest of the request."""
+class _LingeringTransport:
+    """The transport that a cycle gets; `close` waits for the rest of the request."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection

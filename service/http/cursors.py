@@ -1,4 +1,4 @@
-"""The cursors of lists: what the last entry of a page was sorted by, opaque to clients."""
+"""The cursors of lists: the sort key of a page's last entry, encoded and opaque to clients."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ def write_cursor(*values: str | float) -> str:
 
 
 def read_cursor(cursor: str, *kinds: type[Any]) -> list[Any]:
-    """Returns the values of a cursor, each of its kind. Raises InvalidInput for another's."""
+    """Returns the values of a cursor. Raises InvalidInput unless their types are `kinds`."""
     try:
         values = orjson.loads(pybase64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (ValueError, orjson.JSONDecodeError) as error:
-        raise _invalid() from error
+        raise _invalid_cursor() from error
     if not isinstance(values, list) or [type(value) for value in values] != [*kinds]:
-        raise _invalid()
+        raise _invalid_cursor()
     return values
 
 
-def _invalid() -> InvalidInput:
-    return InvalidInput("unknown cursor", remedy="begin again without one")
+def _invalid_cursor() -> InvalidInput:
+    return InvalidInput("unknown cursor", remedy="start again without a cursor")

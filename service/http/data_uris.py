@@ -1,4 +1,4 @@
-"""Images as text: data-URIs, URLs, and plain base64 where a field says that it is an image."""
+"""Images as text: data-URIs, URLs, and plain base64 in fields that can only contain an image."""
 
 import binascii
 import re
@@ -9,17 +9,17 @@ import pybase64
 from mlcd.errors import ImageRejected
 from mlcd.service.fetch.image_url import GivenImage, ImageUrl
 
-_SAYS_BASE64: Final = re.compile(r"; *base64 *$", re.IGNORECASE)
+_BASE64_MARK: Final = re.compile(r"; *base64 *$", re.IGNORECASE)
 _WHITESPACE: Final = " \t\r\n\f"
-_BEHIND: Final = "=" + _WHITESPACE
-_FOREIGN: Final = re.compile(rf"[^A-Za-z0-9+/_\-{_WHITESPACE}]")
+_PADDING: Final = "=" + _WHITESPACE
+_INVALID_CHARACTER: Final = re.compile(rf"[^A-Za-z0-9+/_\-{_WHITESPACE}]")
 _TO_STANDARD: Final = str.maketrans("-_", "+/", _WHITESPACE)
-_MOST_REWRITTEN: Final = 2**24  # characters; rewriting takes twice their memory
+_MAX_REWRITTEN: Final = 2**24  # characters; rewriting takes twice their memory
 _REMEDY: Final = "data:image/jpeg;base64,…"
 
 
 def image_from_uri(value: Any) -> GivenImage:
-    """Returns the bytes of a data-URI; a URL stays a URL.
+    """Returns the bytes of a data-URI, or the URL.
 
     Anything else is refused: a string is never a path.
     """
@@ -29,25 +29,25 @@ def image_from_uri(value: Any) -> GivenImage:
         return ImageUrl(value)
     if not is_data_uri(value):
         return ImageRejected(
-            "unreadable", "an image is a data-URI or a URL, not a text", remedy=f"send {_REMEDY}"
+            "unreadable", "an image must be a data-URI or a URL", remedy=f"send {_REMEDY}"
         )
     head, separator, payload = value.partition(",")
-    if not separator or not _SAYS_BASE64.search(head):
-        return ImageRejected("unreadable", "the data-URI does not say base64", remedy=_REMEDY)
+    if not separator or not _BASE64_MARK.search(head):
+        return ImageRejected("unreadable", "the data-URI must be in base64", remedy=_REMEDY)
     return image_from_base64(payload)
 
 
 def image_from_field(value: Any) -> GivenImage:
-    """Reads a field that can hold only an image; unlike `image_from_uri` it also takes base64."""
+    """Reads a field that can only contain an image; unlike `image_from_uri`, takes base64, too."""
     if not isinstance(value, str) or is_url(value) or is_data_uri(value):
         return image_from_uri(value)
     return image_from_base64(value)
 
 
 def image_from_base64(text: str) -> bytes | ImageRejected:
-    """Decodes base64, also in lines, without its padding or in the alphabet of URLs.
+    """Decodes base64, also with line breaks, without padding, or in the URL-safe alphabet.
 
-    Any other character is refused and never skipped.
+    Text with any other character is refused; no character is skipped.
     """
     try:
         return pybase64.b64decode(text, validate=True)
@@ -56,15 +56,15 @@ def image_from_base64(text: str) -> bytes | ImageRejected:
 
 
 def _decode_other_forms(text: str) -> bytes | ImageRejected:
-    if len(text) > _MOST_REWRITTEN:
+    if len(text) > _MAX_REWRITTEN:
         return ImageRejected(
             "unreadable",
-            f"the image is not valid base64: of more than {_MOST_REWRITTEN} characters it has to"
-            " be in one line, padded, in the standard alphabet",
+            f"the image is not valid base64: with more than {_MAX_REWRITTEN} characters it must be"
+            " in one line, padded, in the standard alphabet",
         )
-    content = text.rstrip(_BEHIND)
-    if (foreign := _FOREIGN.search(content)) is not None:
-        number, character = foreign.start() + 1, f"U+{ord(foreign[0]):04X}"
+    content = text.rstrip(_PADDING)
+    if (invalid := _INVALID_CHARACTER.search(content)) is not None:
+        number, character = invalid.start() + 1, f"U+{ord(invalid[0]):04X}"
         return ImageRejected(
             "unreadable", f"the image is not valid base64: its character {number} is {character}"
         )
@@ -72,8 +72,7 @@ def _decode_other_forms(text: str) -> bytes | ImageRejected:
     if len(digits) % 4 == 1:
         return ImageRejected(
             "unreadable",
-            f"the image is not valid base64: no bytes end after {len(digits)} characters, so some"
-            " are missing",
+            f"the image is not valid base64: it has {len(digits)} characters, so some are missing",
         )
     return pybase64.b64decode(digits + "=" * (-len(digits) % 4))
 

@@ -1,7 +1,7 @@
-"""The dialects: shapes of refusals, chosen by the route's prefix.
+"""The dialects: formats of error answers, chosen by the route's prefix.
 
-Our own routes answer by RFC 9457. Those of OpenAI, Cohere and KServe answer as their servers do,
-also where validation fails.
+Our own routes follow RFC 9457. The routes of OpenAI, Cohere and KServe answer all errors, also
+those of validation, as the original servers do.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +11,18 @@ from typing import Any, Final
 from pydantic import BaseModel
 from starlette.applications import Starlette
 
-# OpenAI's and Cohere's clients have no error class for these: code that catches classes would miss
-# them.
+# OpenAI's and Cohere's clients have no error class for these statuses, so code that catches their
+# classes would miss them.
 WITHOUT_CLASS: Final = frozenset({413, 415})
 _BAD_REQUEST: Final = 400
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A refusal before a dialect gives it its shape.
+    """A refusal, independent of the dialect.
 
-    name: stable, see docs/reference/rest.md. param: the field at fault. index: that of the item at
-    fault. limit: the name of a limit of /v1/info.
+    name: stable, see docs/reference/rest.md. param: name of the wrong field. index: index of the
+    wrong item. limit: name of a limit of /v1/info.
     """
 
     status: int
@@ -38,10 +38,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Dialect:
-    """The shape of refusals on some routes.
+    """The format of refusals on some routes.
 
-    prefixes: those of the routes' paths. media_type, schema: those of every refusal.
-    render: makes a refusal's body. unknown: statuses that the dialect lacks; 400 replaces them.
+    prefixes: path prefixes of the routes. media_type, schema: of the refusals' bodies.
+    render: returns a refusal's body. unknown: statuses that the dialect lacks; 400 replaces them.
     """
 
     prefixes: tuple[str, ...]
@@ -54,12 +54,12 @@ class Dialect:
         return any(path == prefix or path.startswith(prefix + "/") for prefix in self.prefixes)
 
     def status(self, status: int) -> int:
-        """Returns the status that a refusal is answered with."""
+        """Returns the status to answer a refusal with."""
         return _BAD_REQUEST if status in self.unknown else status
 
 
 def dialect_of(app: Starlette, path: str) -> Dialect:
-    """Returns the first dialect that covers a path, else the last.
+    """Returns the first dialect whose prefixes cover a path, or the last dialect.
 
     path: a route's pattern or the path of a request.
     """

@@ -25,23 +25,23 @@ from mlcd.service.resources import Resources
 
 OFFERED: Final = (JSON, RAW, NPY, ARROW)
 BINARY_CONTENT: Final = {RAW: BINARY, NPY: BINARY, ARROW: BINARY}
-NUMBER_BYTES: Final = 13  # of a float32 in JSON, with its comma
+NUMBER_BYTES: Final = 13  # a float32 in JSON, with its comma
 
 
 def embedding_answer(
     media_type: str, encoded: Encoded, resources: Resources, *, param: str, **fields: Any
 ) -> Response:
-    """Answers in this media type.
+    """Answers in `media_type`.
 
-    JSON and Arrow answer per item. The two binary matrices are all or nothing. fields: more
-    fields of a JSON answer. Raises StrictBatch naming `param` for the first item without an
-    embedding.
+    JSON and Arrow report errors per item. The raw and npy matrices require that all items have
+    embeddings: they raise StrictBatch, with `param`, for the first item without one.
+    fields: additional fields of a JSON answer.
     """
-    stamp = headers(resources, encoded)
+    answer_headers = headers(resources, encoded)
     if media_type == JSON:
-        return _as_json(encoded, resources, stamp, fields)
+        return _answer_json(encoded, resources, answer_headers, fields)
     if media_type == ARROW:
-        return Response(_as_arrow(encoded), 200, stamp, ARROW)
+        return Response(_write_arrow(encoded), 200, answer_headers, ARROW)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
     content = (
@@ -49,11 +49,11 @@ def embedding_answer(
         if media_type == RAW
         else to_npy(encoded.embeddings)
     )
-    return Response(content, 200, stamp, media_type)
+    return Response(content, 200, answer_headers, media_type)
 
 
-def _as_json(
-    encoded: Encoded, resources: Resources, stamp: dict[str, str], fields: dict[str, Any]
+def _answer_json(
+    encoded: Encoded, resources: Resources, answer_headers: dict[str, str], fields: dict[str, Any]
 ) -> Response:
     content = {
         **provenance(resources),
@@ -68,15 +68,15 @@ def _as_json(
     return list_answer(
         content,
         results,
-        stamp,
+        answer_headers,
         resources,
         num_items=len(results),
         num_bytes=NUMBER_BYTES * encoded.embeddings.size,
     )
 
 
-def _as_arrow(encoded: Encoded) -> bytes:
-    """Returns the columns index, embedding (null if it failed), error (null if it did not)."""
+def _write_arrow(encoded: Encoded) -> bytes:
+    """Returns the columns index, embedding (null on failure) and error (null on success)."""
     num = len(encoded.rows) + len(encoded.errors)
     row_of = {index: row for row, index in enumerate(encoded.rows)}
     embeddings = [encoded.embeddings[row_of[i]] if i in row_of else None for i in range(num)]

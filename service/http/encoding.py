@@ -1,4 +1,4 @@
-"""The way of a request's images to embeddings, within the request's deadline."""
+"""Encodes a request's images to embeddings within the request's deadline."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -21,8 +21,8 @@ from mlcd.service.resources import Resources
 from mlcd.service.telemetry.request import count_images, stage_s
 from mlcd.types import Embeddings, ImageBatch, unit_rows
 
-# Work on the images of a request, as they were fetched, and on their embeddings.
-After: TypeAlias = Callable[[Sequence[bytes | ImageRejected], Encoded], Awaitable[None]]
+# A function that processes the fetched images of a request and their embeddings.
+AfterEncoding: TypeAlias = Callable[[Sequence[bytes | ImageRejected], Encoded], Awaitable[None]]
 
 
 async def encode(
@@ -31,13 +31,13 @@ async def encode(
     images: Sequence[GivenImage],
     *,
     num_beside: int = 0,
-    after: After | None = None,
+    after: AfterEncoding | None = None,
 ) -> Encoded:
-    """Encodes every image on its own, and fetches those at URLs.
+    """Encodes images, fetching those at URLs; an image that fails does not affect the others.
 
-    The images are counted for the client's key.
-    num_beside: how many other items of the request are counted with them. after: is awaited while
-    the images are still there.
+    The images count against the rate limit of the client's key.
+    num_beside: number of other items of the request to count with them. after: awaited while the
+    images are still in memory.
     """
     count_images(len(images))
     account = await _open_account(request, resources, len(images) + num_beside)
@@ -57,8 +57,8 @@ async def encode_strictly(
 ) -> Encoded:
     """Encodes all images or raises StrictBatch for the first that failed.
 
-    An image that is known to be bad is refused before any work.
-    param: the name of the field in the client's dialect.
+    An image that is rejected without decoding is refused before any work.
+    param: name of the field in the client's dialect.
     """
     count_images(len(images))
     sources = resources.fetcher.screen(images)
@@ -75,9 +75,9 @@ async def encode_strictly(
 async def encode_pixels(
     request: Request, resources: Resources, pixels: ImageBatch, *, param: str
 ) -> Encoded:
-    """Encodes images that the client has prepared, uint8 [n, 3, S, S], without decoding.
+    """Encodes images that the client has already preprocessed, uint8 [n, 3, S, S].
 
-    It is as strict as `encode_strictly`.
+    Raises StrictBatch like `encode_strictly`.
     """
     count_images(len(pixels))
     await resources.rate_limiter.take(request.state.key, len(pixels))
@@ -97,7 +97,7 @@ async def encode_pixels(
         ]
         try:
             rows = await within_deadline(asyncio.gather(*tasks), deadline)
-        finally:  # the others wait for nobody, and hold places
+        finally:  # after a failure, the other tasks would still occupy the queue
             for task in tasks:
                 task.cancel()
     for row in rows:
@@ -106,11 +106,13 @@ async def encode_pixels(
     encoded = Encoded(
         np.stack([row.embedding for row in rows]), list(range(len(rows))), {}, timings
     )
-    nothing = ImageRejected("no-embedding", "the model finds nothing in this image to describe")
-    zero = {int(row): nothing for row in np.flatnonzero(~encoded.embeddings.any(axis=1))}
-    resources.metrics.images(embedded=len(rows) - len(zero), rejected=len(zero))
-    if zero:
-        raise StrictBatch.first_of(zero, param=param)
+    no_embedding = ImageRejected(
+        "no-embedding", "the model finds nothing in this image to describe"
+    )
+    rejected = {int(row): no_embedding for row in np.flatnonzero(~encoded.embeddings.any(axis=1))}
+    resources.metrics.images(embedded=len(rows) - len(rejected), rejected=len(rejected))
+    if rejected:
+        raise StrictBatch.first_of(rejected, param=param)
     return encoded
 
 
@@ -118,10 +120,10 @@ async def encode_pixels(
 async def _fetch_urls(
     request: Request, resources: Resources, images: Sequence[bytes | ImageRejected | Url]
 ) -> AsyncIterator[list[bytes | ImageRejected]]:
-    """Yields the images with those at URLs fetched.
+    """Yields the images after fetching those at URLs.
 
-    Nothing is fetched while the engine is down or no image would be admitted, and no image is
-    admitted while others are fetched.
+    Refuses to fetch while the engine is down or no image would be admitted. The request's images
+    are admitted only after all of them are fetched.
     """
     if not any(isinstance(image, Url) for image in images):
         yield [image for image in images if not isinstance(image, Url)]
@@ -134,7 +136,7 @@ async def _fetch_urls(
 
 
 async def _open_account(request: Request, resources: Resources, num: int) -> RequestAccount:
-    """Counts `num` images for the client's key, and returns the account that charges large ones."""
+    """Counts `num` images for the key; returns the account that charges large images more."""
     key, limits = request.state.key, resources.settings.limits
     await resources.rate_limiter.take(key, num)
     return RequestAccount(
@@ -170,8 +172,8 @@ def _refuse_rejected(
 def shorten(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
     """Returns the first `num` components, normalized to unit length: [N, D] to [N, num].
 
-    Raises BadRequest naming `param` where rows have fewer components, and StrictBatch where the
-    first components of a row are all zero.
+    Raises BadRequest, with `param`, if rows have fewer components, and StrictBatch if the first
+    `num` components of a row are all zero.
     """
     if num is None:
         return rows
@@ -179,6 +181,6 @@ def shorten(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
         raise BadRequest(f"{param} must be at most {rows.shape[1]}, got {num}", param=param)
     head = rows[:, :num]
     no_embedding = ImageRejected("no-embedding", f"its first {num} components are all zero")
-    if zero := {int(row): no_embedding for row in np.flatnonzero(~head.any(axis=1))}:
-        raise StrictBatch.first_of(zero, param=param)
+    if rejected := {int(row): no_embedding for row in np.flatnonzero(~head.any(axis=1))}:
+        raise StrictBatch.first_of(rejected, param=param)
     return unit_rows(head)

@@ -1,4 +1,4 @@
-"""Jobs of the queue as the REST contract states them."""
+"""Jobs of the queue in the form that the REST API answers."""
 
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -22,9 +22,9 @@ def describe_job(job: jobs.Job) -> Job:
         fingerprint=spec.fingerprint,
         centers=spec.centers,
         **options,
-        created=_moment(job.created_s),
-        started=None if job.started_s is None else _moment(job.started_s),
-        ended=None if job.ended_s is None else _moment(job.ended_s),
+        created=_to_datetime(job.created_s),
+        started=None if job.started_s is None else _to_datetime(job.started_s),
+        ended=None if job.ended_s is None else _to_datetime(job.ended_s),
         progress=describe_progress(job),
         problem=None if job.problem is None else describe_failure(job.problem),
     )
@@ -52,7 +52,7 @@ def describe_progress(job: jobs.Job) -> JobProgress:
         collected=job.collected if is_index else None,
         indexed=job.indexed if is_index else None,
         images_per_s=job.images_per_s,
-        eta_s=_eta_s(job),
+        eta_s=_estimate_eta_s(job),
     )
 
 
@@ -60,12 +60,12 @@ def describe_failure(problem: jobs.JobProblem) -> JobFailure:
     return JobFailure(code=problem.code, message=problem.message, remedy=problem.remedy)
 
 
-def _eta_s(job: jobs.Job) -> float | None:
-    """Returns the seconds until all images are done; None where it is not known, and after that."""
+def _estimate_eta_s(job: jobs.Job) -> float | None:
+    """Returns the seconds until all images are done; None outside that stage or without a rate."""
     if job.state != "running" or job.stage != "shard" or job.images is None or not job.images_per_s:
         return None
     return max(0, job.images - job.done) / job.images_per_s
 
 
-def _moment(seconds: float) -> datetime:
+def _to_datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

@@ -15,9 +15,9 @@ from mlcd.service.resources import Resources
 class JsonRoute(APIRoute):
     """A route whose body FastAPI validates.
 
-    FastAPI would read a body before it checks the key, whatever its size, and parse it on the event
-    loop. This route checks the key first. It then receives and parses the body within the server's
-    bounds, and hands FastAPI what was parsed. A route without a typed body reads its own.
+    FastAPI itself would read a body of any size before it checks the key, and parse it on the event
+    loop. This route checks the key first, then reads and parses the body within the server's
+    bounds, and passes the parsed content to FastAPI. A route without a typed body reads its own.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -29,20 +29,20 @@ class JsonRoute(APIRoute):
         async def read_and_handle(request: Request) -> Response:
             await check_access(self, request)
             resources: Resources = request.state.resources
-            return await handle(_Parsed(request, await read(request, resources)))
+            return await handle(_ParsedRequest(request, await read(request, resources)))
 
         return read_and_handle
 
 
-class _Parsed(Request):
-    """A request whose body has been parsed; None: it had no body."""
+class _ParsedRequest(Request):
+    """A request with its parsed body; None if it had no body."""
 
     def __init__(self, request: Request, content: dict[str, Any] | None) -> None:
         super().__init__(request.scope, request.receive)
         self._content = content
 
     async def body(self) -> bytes:
-        """Returns a stand-in for the body, which is not kept: FastAPI asks whether it is empty."""
+        """Returns a placeholder: FastAPI only checks whether the body is empty."""
         return b"" if self._content is None else b"{}"
 
     async def json(self) -> Any:

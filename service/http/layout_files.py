@@ -1,4 +1,4 @@
-"""Chosen items of a layout as files, written part by part."""
+"""Selected items of a layout as CSV or parquet files, written in parts."""
 
 import csv
 import io
@@ -13,9 +13,9 @@ from mlcd.collections.plane import Plane
 
 CSV: Final = "text/csv"
 PARQUET: Final = "application/vnd.apache.parquet"
-_ROWS: Final = 8192
+_ROWS_PER_BATCH: Final = 8192
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists them
-_BATCH_BYTES: Final = 2**19  # of ids and metadata
+_BATCH_BYTES: Final = 2**19  # ids and metadata of a batch
 _SCHEMA: Final = pa.schema(
     [
         ("id", pa.string()),
@@ -27,37 +27,37 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-def csv_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
-    """Yields a file of comma-separated values, UTF-8, with a line of names.
+def csv_parts(layout: Plane, rows: NDArray[np.int64]) -> Iterator[bytes]:
+    """Yields a CSV file in UTF-8 with a header line.
 
-    An id that a spreadsheet would run as a formula has an apostrophe in front.
+    An id that a spreadsheet would execute as a formula gets a leading apostrophe.
     """
     yield (",".join(_SCHEMA.names) + "\r\n").encode()
-    for batch in _batches(layout, chosen):
+    for batch in _iterate_batches(layout, rows):
         text = io.StringIO(newline="")
         ids, *columns = (column.to_pylist() for column in batch)
-        csv.writer(text).writerows(zip(map(_inert, ids), *columns, strict=True))
+        csv.writer(text).writerows(zip(map(_escape_formula, ids), *columns, strict=True))
         yield text.getvalue().encode()
 
 
-def _inert(item_id: str) -> str:
+def _escape_formula(item_id: str) -> str:
     return f"'{item_id}" if item_id.startswith(_FORMULA) else item_id
 
 
-def parquet_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
-    """Yields a parquet file, a row group at a time."""
-    import pyarrow.parquet as pq  # only here, because it takes long to import
+def parquet_parts(layout: Plane, rows: NDArray[np.int64]) -> Iterator[bytes]:
+    """Yields a parquet file, one row group at a time."""
+    import pyarrow.parquet as pq  # imported here because it is slow to import
 
-    written = _Written()
-    with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _SCHEMA) as writer:
-        for batch in _batches(layout, chosen):
+    file = _DrainedFile()
+    with pq.ParquetWriter(pa.PythonFile(file, mode="w"), _SCHEMA) as writer:
+        for batch in _iterate_batches(layout, rows):
             writer.write_batch(batch)
-            yield written.take()
-    yield written.take()
+            yield file.take()
+    yield file.take()
 
 
-class _Written(io.RawIOBase):
-    """A file whose content is taken away while it is written."""
+class _DrainedFile(io.RawIOBase):
+    """A file whose content is drained while it is being written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,22 +77,22 @@ class _Written(io.RawIOBase):
         return part
 
 
-def _batches(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _iterate_batches(layout: Plane, rows: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
     searcher = layout.searcher
-    for start in range(0, len(chosen), _ROWS):
-        rows = chosen[start : start + _ROWS]
-        positions = layout.positions[rows].tolist()
+    for start in range(0, len(rows), _ROWS_PER_BATCH):
+        batch_rows = rows[start : start + _ROWS_PER_BATCH]
+        positions = layout.positions[batch_rows].tolist()
         ids = [searcher.ids[position] for position in positions]
         metadata = [searcher.metadata[position] for position in positions]
         sizes = np.cumsum([len(a) + len(b) for a, b in zip(ids, metadata, strict=True)])
         ends = np.flatnonzero(np.diff(sizes // _BATCH_BYTES)) + 1
-        for part in map(slice, [0, *ends], [*ends, len(rows)]):
+        for part in map(slice, [0, *ends], [*ends, len(batch_rows)]):
             yield pa.record_batch(
                 [
                     pa.array(ids[part], pa.string()),
-                    pa.array(rows[part]),
-                    pa.array(layout.points[rows[part], 0]),
-                    pa.array(layout.points[rows[part], 1]),
+                    pa.array(batch_rows[part]),
+                    pa.array(layout.points[batch_rows[part], 0]),
+                    pa.array(layout.points[batch_rows[part], 1]),
                     pa.array(metadata[part], pa.string()),
                 ],
                 schema=_SCHEMA,

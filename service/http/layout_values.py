@@ -1,4 +1,4 @@
-"""The values of a layout's items as numbers, and what these mean."""
+"""The values of a layout's items as numbers, with a legend."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,25 +12,25 @@ from mlcd.collections.columns import Scalar
 from mlcd.collections.plane import Plane
 from mlcd.wire.item_search import LayoutLegendEntry
 
-_MOST_NAMED: Final = 1000
+_MAX_LEGEND_ENTRIES: Final = 1000
 
 
 @dataclass(frozen=True)
 class LayoutValues:
-    """A number for each item of a layout, int32 [N], -1 where it is unknown, and their legend."""
+    """A number for each item of a layout, int32 [N], -1 if unknown, and their legend."""
 
     numbers: NDArray[np.int32]
     legend: list[LayoutLegendEntry]
 
 
 def values_by_center(layout: Plane, clusters: Clusters, centers: Centers) -> LayoutValues:
-    """Returns the centers' ids. Items that came or went since the layout was made are unknown."""
+    """Returns each item's center id; -1 for items added or removed after the layout was built."""
     center_ids = clusters.centers()
     numbers = np.full(len(layout.positions), -1, dtype=np.int32)
     if clusters.searcher.generation is layout.searcher.generation:
         is_known = layout.positions < len(center_ids)
         numbers[is_known] = center_ids[layout.positions[is_known]]
-    order = np.argsort(-clusters.num_members, kind="stable")[:_MOST_NAMED]
+    order = np.argsort(-clusters.num_members, kind="stable")[:_MAX_LEGEND_ENTRIES]
     legend = [
         LayoutLegendEntry(index=center, value=center, name=centers.name(center), items=int(num))
         for center in order.tolist()
@@ -40,10 +40,9 @@ def values_by_center(layout: Plane, clusters: Clusters, centers: Centers) -> Lay
 
 
 def values_by_field(layout: Plane, field: str) -> LayoutValues:
-    """Returns the ranks of a metadata field's values by number of items.
+    """Returns the rank of each item's value of a metadata field; the most frequent value has 0.
 
-    A list counts as one value, that of its entries with commas. A field that no item has is unknown
-    for all of them.
+    A list counts as one value: its entries, joined by commas. -1 for items without the field.
     """
     searcher = layout.searcher
     column = searcher.columns.find(field)
@@ -51,17 +50,19 @@ def values_by_field(layout: Plane, field: str) -> LayoutValues:
         return LayoutValues(np.full(len(layout.positions), -1, dtype=np.int32), [])
     codes = column.codes(searcher.num_positions)[layout.positions]
     distinct, nums = np.unique(codes[codes >= 0], return_counts=True)
-    shown = {code: _to_scalar(column.values[code]) for code in distinct.tolist()}
+    value_of_code = {code: _to_scalar(column.values[code]) for code in distinct.tolist()}
     order = sorted(
-        range(len(distinct)), key=lambda i: (-int(nums[i]), str(shown[int(distinct[i])]))
+        range(len(distinct)), key=lambda i: (-int(nums[i]), str(value_of_code[int(distinct[i])]))
     )
     ranks = np.full(int(distinct[-1]) + 2 if len(distinct) else 1, -1, dtype=np.int32)
     ranks[distinct[order]] = np.arange(len(distinct), dtype=np.int32)
     legend = [
-        LayoutLegendEntry(index=rank, value=shown[int(distinct[i])], name=None, items=int(nums[i]))
-        for rank, i in enumerate(order[:_MOST_NAMED])
+        LayoutLegendEntry(
+            index=rank, value=value_of_code[int(distinct[i])], name=None, items=int(nums[i])
+        )
+        for rank, i in enumerate(order[:_MAX_LEGEND_ENTRIES])
     ]
-    # the last entry is the one that -1 points at
+    # code -1 indexes the last entry, which stays -1
     return LayoutValues(ranks[codes], legend)
 
 

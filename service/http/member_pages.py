@@ -1,4 +1,4 @@
-"""The members of a center as answers show them: page by page, and by a metadata field."""
+"""The members of a center in answers: pages of members, and counts of a metadata field's values."""
 
 from collections import Counter
 from typing import Any
@@ -16,20 +16,20 @@ from mlcd.wire.nearest_centers import CountedValue
 def build_member_page(
     collection: CollectionPort, clusters: Clusters, center: int, *, limit: int, cursor: str | None
 ) -> dict[str, Any]:
-    """Returns a page of members, the nearest first, the number of all, and the next cursor."""
-    part = clusters.members(center)
-    first = part.start
+    """Returns a page of members, nearest first, with their total number and the next cursor."""
+    member_slice = clusters.members(center)
+    first = member_slice.start
     if cursor is not None:
         similarity, item_id = read_cursor(cursor, float, str)
         first = clusters.behind(center, similarity, item_id)
-    last = min(first + limit, part.stop)
+    last = min(first + limit, member_slice.stop)
     searcher = clusters.searcher
     positions = clusters.positions[first:last].tolist()
     similarities = clusters.similarities[first:last].tolist()
     ids = [searcher.ids[position] for position in positions]
     versions = collection.thumbnail_versions(ids)
     return {
-        "total": part.stop - part.start,
+        "total": member_slice.stop - member_slice.start,
         "members": [
             {
                 "id": item_id,
@@ -41,15 +41,15 @@ def build_member_page(
                 positions, ids, similarities, versions, strict=True
             )
         ],
-        "next": write_cursor(similarities[-1], ids[-1]) if last < part.stop else None,
+        "next": write_cursor(similarities[-1], ids[-1]) if last < member_slice.stop else None,
     }
 
 
 def rank_values(
     clusters: Clusters, center: int, field: str, limit: int
 ) -> tuple[list[CountedValue], int, int]:
-    """Returns the most frequent values of a field among a center's members, the number of members
-    with other values only, and the number of members without a value.
+    """Returns the `limit` most frequent values of a field among a center's members, the number of
+    members that have only rarer values, and the number of members without a value.
     """
     searcher = clusters.searcher
     column = searcher.columns.find(field)
@@ -63,16 +63,17 @@ def rank_values(
         for value in {(type(part), part) for part in column.values[code]}:
             num_by_value[value] += num
     order = sorted(num_by_value.items(), key=lambda entry: (-entry[1], str(entry[0][1])))
-    shown = {value for value, _ in order[:limit]}
+    top_values = {value for value, _ in order[:limit]}
     num_others = sum(
         num
         for code, num in zip(distinct.tolist(), nums.tolist(), strict=True)
-        if column.values[code] and not shown & {(type(part), part) for part in column.values[code]}
+        if column.values[code]
+        and not top_values & {(type(part), part) for part in column.values[code]}
     )
-    empty = sum(
+    num_empty = sum(
         num
         for code, num in zip(distinct.tolist(), nums.tolist(), strict=True)
         if not column.values[code]
     )
     counts = [CountedValue(value=value, items=num) for (_, value), num in order[:limit]]
-    return counts, num_others, int((codes < 0).sum()) + empty
+    return counts, num_others, int((codes < 0).sum()) + num_empty

@@ -1,7 +1,7 @@
 """The work around every request: id, deadline, bounds on its body, measurement and cancellation.
 
-HEAD is answered wherever there is a GET. Every answer has headers that say what browsers and caches
-may do with it.
+HEAD is answered on every route with a GET. Every answer has headers that tell browsers and caches
+how to treat it.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mlcd.errors import DeadlineExceeded
 from mlcd.service.errors import BadRequest, TooLarge, TooSlow
 from mlcd.service.http.presence import presence_of
-from mlcd.service.http.problems import COMES_BACK, handle_unexpected
+from mlcd.service.http.problems import RETRYABLE_STATUSES, handle_unexpected
 from mlcd.service.inference.cache.cached import CachedPipeline
 from mlcd.service.inference.contract import refuse_when_down
 from mlcd.service.resources import Resources
@@ -30,19 +30,19 @@ _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _ids: Final = random.Random()  # noqa: S311 - nothing depends on an id being secret
 _CLIENT_GONE: Final = 499  # nginx's status, used in metrics and logs only
 _IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
-# Bodies of these routes hold images, also as JSON. If the model has a text tower, JSON may hold
-# texts, which are admitted although the capacity for images is used up.
+# Bodies of these routes contain images, also as JSON. If the model has a text tower, JSON may
+# contain texts, which are admitted although the capacity for images is used up.
 _IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/embed", "/v2/models/")
 _SERVER_TIMING: Final = b"server-timing"
 _RETRY_AFTER: Final = b"retry-after"
-# Probes come all day: they are logged at debug and not traced.
+# Probes are frequent, so they are logged at debug and not traced.
 PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
-_RESERVED_BYTES: Final = 64 * 2**10  # reserved when a body begins; the rest as it comes
-MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over BODY_PATIENCE_S, is refused
-# Routes whose bodies go to the disk as they come, and are not held in memory.
+_RESERVED_BYTES: Final = 64 * 2**10  # reserved when a body starts; the rest as it arrives
+MIN_BYTES_PER_S: Final = 4096  # slower bodies are refused after BODY_PATIENCE_S
+# Routes that write their bodies to disk as they arrive instead of keeping them in memory.
 _STORED: Final = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
-_FORM_BYTES: Final = 2**16  # of a form, beside its file
-_OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
+_FORM_BYTES: Final = 2**16  # allowed in a form beside its file
+_OWN_HEADERS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
 _DOCS: Final = "/docs"
 _DATA_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
 # The page has an inline script and inline styles; everything else comes from this server.
@@ -56,9 +56,9 @@ _DOCS_POLICY: Final = (
 class RequestMiddleware:
     """Gives each request an id and a deadline, and counts its answer.
 
-    The id is that of X-Request-Id where it is harmless. `request.state.deadline` is by the loop's
-    clock and counts from the request's first byte; a body that is not complete by then is answered
-    504. A request whose client leaves is cancelled.
+    A valid X-Request-Id becomes the id. `request.state.deadline` is a time of the loop's clock,
+    counted from the request's first byte; a body that is incomplete by then is answered 504. The
+    request is canceled if its client disconnects.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -97,51 +97,52 @@ class _Exchange:
             request_id.decode() if _ID.fullmatch(request_id) else f"{_ids.getrandbits(128):032x}"
         )
         self._record = RequestRecord(self._id, read_trace(headers))
-        self._probe = scope["path"] in PROBES
+        self._is_probe = scope["path"] in PROBES
         tracer = self._resources.tracer
-        self._span = None if tracer is None or self._probe else tracer.begin(self._record)
+        self._span = None if tracer is None or self._is_probe else tracer.begin(self._record)
         begin_request(self._record)
         self._deadline = (
             asyncio.get_running_loop().time() + self._resources.settings.limits.deadline_s
         )
-        # Kept with the request: another model may be served before it is answered.
+        # Stored with the request: the served model may change before the answer.
         self._state.update(request_id=self._id, deadline=self._deadline, resources=self._resources)
         self._started = time.perf_counter()
         self._status = 500
         self._handler = asyncio.current_task()
-        self._complete = self._late = False
+        self._is_complete = self._is_late = False
         self.answered = False
         self._presence = presence_of(scope)
         self._watcher: asyncio.Task[None] | None = None
         self.client_gone = False
         if self._presence is not None and self._presence.sent_all:
-            self._presence.watch(self._cancel)  # a request without a body receives nothing
+            self._presence.watch(self._cancel)  # a route without a body never calls `receive`
         self._resources.model.requests.begin()
 
     async def receive(self) -> Message:
-        if self._complete:
+        if self._is_complete:
             return await self._receive()
         message = await self._within_deadline()
         if message["type"] == "http.disconnect":
             self.client_gone = True
         elif not message.get("more_body", False):
-            self._complete = True
+            self._is_complete = True
             if self._presence is not None:
                 self._presence.watch(self._cancel)
             else:
-                self._watcher = asyncio.create_task(self._watch(), name="client-watcher")
+                self._watcher = asyncio.create_task(self._await_disconnect(), name="client-watcher")
         return message
 
     async def _within_deadline(self) -> Message:
         if self._presence is not None and self._presence.sent_all:
-            return await self._receive()  # there is nothing to wait for
+            return await self._receive()  # returns at once
         try:
             async with asyncio.timeout_at(self._deadline):
                 return await self._receive()
         except TimeoutError as error:
-            self._late = True
+            self._is_late = True
             raise DeadlineExceeded(
-                "the request did not arrive in time", remedy="send fewer images at once"
+                "the request's body did not arrive before the deadline",
+                remedy="send fewer images at once",
             ) from error
 
     async def send(self, message: Message) -> None:
@@ -150,13 +151,13 @@ class _Exchange:
             headers = message.get("headers", [])
             stages = [value for name, value in headers if name == _SERVER_TIMING]
             retry_after = next((value for name, value in headers if name == _RETRY_AFTER), None)
-            app_headers = [(name, value) for name, value in headers if name not in _OURS]
+            app_headers = [(name, value) for name, value in headers if name not in _OWN_HEADERS]
             limits = await self._resources.rate_limiter.headers(
                 self._state.get("key"), None if retry_after is None else int(retry_after)
             )
-            message["headers"] = [*app_headers, *limits, *self._headers(stages, retry_after)]
-            if self._presence is not None and self._presence.sends_nothing:
-                # The client never sent its body: the server would read the next request as it.
+            message["headers"] = [*app_headers, *limits, *self._build_headers(stages, retry_after)]
+            if self._presence is not None and self._presence.awaits_continue:
+                # The client never sent its body: uvicorn would read the next request as the body.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
@@ -166,7 +167,7 @@ class _Exchange:
         if self._watcher is not None:
             self._watcher.cancel()
         self._resources.model.requests.end()
-        status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
+        status, route = _CLIENT_GONE if self.client_gone else self._status, _find_route(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)
         if self._record.counts:
@@ -190,25 +191,27 @@ class _Exchange:
             **self._record.counts,
         }
         _log.log(
-            logging.DEBUG if self._probe else logging.INFO, "request", extra={"fields": fields}
+            logging.DEBUG if self._is_probe else logging.INFO, "request", extra={"fields": fields}
         )
 
-    async def _watch(self) -> None:
+    async def _await_disconnect(self) -> None:
         """Waits for the disconnect, on servers that report it to a pending receive() only."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self._cancel()
 
     def _cancel(self) -> None:
-        """Cancels the request of a client that has left."""
+        """Cancels the request because its client has left."""
         if not self.answered and self._handler is not None:
             self.client_gone = True
             self._handler.cancel()
 
-    def _headers(self, stages: list[bytes], retry_after: bytes | None) -> list[tuple[bytes, bytes]]:
+    def _build_headers(
+        self, stages: list[bytes], retry_after: bytes | None
+    ) -> list[tuple[bytes, bytes]]:
         """Returns the headers that every answer gets.
 
-        retry_after: the value that the error set; None takes the estimate from the current load.
+        retry_after: value set by the error; None uses the estimate from the current load.
         """
         total_ms = 1000 * (time.perf_counter() - self._started)
         timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
@@ -217,20 +220,21 @@ class _Exchange:
             (_SERVER_TIMING, timing),
             *self._resources.stamp,
         ]
-        if self._status in COMES_BACK:
+        if self._status in RETRYABLE_STATUSES:
             headers.append(
                 (_RETRY_AFTER, retry_after or str(self._resources.retry_after_s).encode())
             )
-        if self._late:
+        if self._is_late:
             headers.append((b"connection", b"close"))
         return headers
 
 
 class BodyLimitMiddleware:
-    """Refuses a body that is over the limit or does not fit into the free memory.
+    """Refuses a body that exceeds its limit or the free memory for bodies.
 
-    A body is refused at once by its stated length, else while it streams in. A request that can
-    only hold images is refused before its body while no image would be admitted.
+    A body whose Content-Length is too large is refused before it is read, any other while it
+    arrives. A request that can only contain images is refused before its body is read, as long as
+    no image would be admitted.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -248,7 +252,7 @@ class BodyLimitMiddleware:
 
 
 class _Body:
-    """The body of one request, counted against its own limit and the server's."""
+    """The body of one request, counted against the limits of a request and of the server."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._scope, self._receive = scope, receive
@@ -261,63 +265,63 @@ class _Body:
             else settings.limits.max_body_bytes
         )
         headers = dict(scope["headers"])
-        self._stated = headers.get(b"content-length", b"0")
+        self._stated_length = headers.get(b"content-length", b"0")
         kind = headers.get(b"content-type", b"").lower()
-        self._of_images = kind.startswith(_IMAGE_TYPES) or (
+        self._has_images = kind.startswith(_IMAGE_TYPES) or (
             scope["path"].startswith(_IMAGE_ROUTES) and self._resources.texts is None
         )
         self._deadline: float = scope["state"]["deadline"]
         self._presence = presence_of(scope)
-        self._checked = self._complete = False
+        self._is_checked = self._is_complete = False
         self._key: str | None = None
-        self._received = self._reserved = 0
+        self._received_bytes = self._reserved_bytes = 0
         self._patience_s = BODY_PATIENCE_S
 
     async def receive(self) -> Message:
-        if self._complete:  # only http.disconnect can follow
+        if self._is_complete:  # only http.disconnect can follow
             return await self._receive()
-        if not self._checked:
+        if not self._is_checked:
             self._check_headers()
-            self._checked = True
-        message = await self._arrival()
-        self._complete = not message.get("more_body", False)
-        self._received += len(message.get("body", b""))
-        if self._received > self._limit:
+            self._is_checked = True
+        message = await self._receive_part()
+        self._is_complete = not message.get("more_body", False)
+        self._received_bytes += len(message.get("body", b""))
+        if self._received_bytes > self._limit:
             raise _too_large(self._limit)
         if not self._is_stored:
-            self._reserve(self._received)
+            self._reserve(self._received_bytes)
         return message
 
     def release(self) -> None:
-        self._resources.admission.bytes.release(self._reserved, owner=self._key)
+        self._resources.admission.bytes.release(self._reserved_bytes, owner=self._key)
 
-    async def _arrival(self) -> Message:
-        """Returns the next part of the body. Raises TooSlow where the client sends too slowly.
+    async def _receive_part(self) -> Message:
+        """Returns the next part of the body. Raises TooSlow if the client sends too slowly.
 
-        Waiting uses up the patience with this body, and every byte that comes restores some.
+        Waiting uses up `_patience_s`; every byte that arrives restores some of it.
         """
         if self._presence is not None and self._presence.sent_all:
             return await self._receive()
         now = asyncio.get_running_loop().time
-        began = now()
+        start_s = now()
         try:
             async with asyncio.timeout(self._patience_s):
                 message = await self._receive()
         except TimeoutError as error:
             self._resources.metrics.count_rejected("too-slow")
             raise TooSlow(
-                f"a body must arrive at {MIN_BYTES_PER_S} bytes per second or more"
+                f"a body must arrive at no less than {MIN_BYTES_PER_S} bytes per second"
             ) from error
         restored_s = len(message.get("body", b"")) / MIN_BYTES_PER_S
-        self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
+        self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - start_s) + restored_s)
         return message
 
     def _check_headers(self) -> None:
-        if not self._stated.isdigit():
+        if not self._stated_length.isdigit():
             raise BadRequest("the Content-Length header must be a number")
-        if int(self._stated) > self._limit:
+        if int(self._stated_length) > self._limit:
             raise _too_large(self._limit)
-        if self._of_images:
+        if self._has_images:
             refuse_when_down(self._resources.engine, self._resources.metrics)
             if not self._has_room():
                 raise self._resources.admission.images.refusal()
@@ -325,9 +329,9 @@ class _Body:
         self._key = None if key is None else key.id
         if self._is_stored:
             return
-        # The stated length is only checked; bytes are reserved when they come.
-        self._resources.admission.bytes.check(int(self._stated), owner=self._key)
-        self._reserve(min(int(self._stated), _RESERVED_BYTES))
+        # The stated length is only checked; bytes are reserved when they arrive.
+        self._resources.admission.bytes.check(int(self._stated_length), owner=self._key)
+        self._reserve(min(int(self._stated_length), _RESERVED_BYTES))
 
     def _has_room(self) -> bool:
         admission = self._resources.admission
@@ -336,18 +340,20 @@ class _Body:
             return not admission.images.full
         return admission.images.has_room(1, deadline=self._deadline)
 
-    def _reserve(self, num: int) -> None:
-        if num > self._reserved:
-            self._resources.admission.bytes.reserve(num - self._reserved, owner=self._key)
-            self._reserved = num
+    def _reserve(self, num_bytes: int) -> None:
+        if num_bytes > self._reserved_bytes:
+            self._resources.admission.bytes.reserve(
+                num_bytes - self._reserved_bytes, owner=self._key
+            )
+            self._reserved_bytes = num_bytes
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the body is larger than {limit} bytes", limit="max_body_bytes")
+    return TooLarge(f"the body must have at most {limit} bytes", limit="max_body_bytes")
 
 
-def _route_of(scope: Scope) -> str:
-    """Returns the route's pattern; the raw path would make unboundedly many metric labels."""
+def _find_route(scope: Scope) -> str:
+    """Returns the route's pattern: raw paths would create an unbounded number of metric labels."""
     return str(getattr(scope.get("route"), "path", "other"))
 
 
@@ -387,16 +393,16 @@ class SecurityHeadersMiddleware:
         await self._app(scope, receive, send_with_headers)
 
 
-def _with_policy(policy: str) -> tuple[tuple[bytes, bytes], ...]:
+def _security_headers(policy: str) -> tuple[tuple[bytes, bytes], ...]:
     return (
         (b"x-content-type-options", b"nosniff"),
-        # An embedding reveals its image, and a cache does not know that X-API-Key separates
-        # clients.
+        # Embeddings reveal their images, and a shared cache would ignore X-API-Key and serve one
+        # client's answer to another.
         (b"cache-control", b"no-store"),
         (b"referrer-policy", b"no-referrer"),
         (b"content-security-policy", policy.encode()),
     )
 
 
-_DEFAULTS: Final = _with_policy(_DATA_POLICY)
-_DOCS_DEFAULTS: Final = _with_policy(_DOCS_POLICY)
+_DEFAULTS: Final = _security_headers(_DATA_POLICY)
+_DOCS_DEFAULTS: Final = _security_headers(_DOCS_POLICY)

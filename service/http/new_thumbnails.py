@@ -1,4 +1,4 @@
-"""Thumbnails of the images of a request, made on decoding threads of their own."""
+"""Thumbnails of a request's images, rendered on separate decoding threads."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger("mlcd.service")
 async def thumbnails_of(
     request: Request, resources: Resources, images: Mapping[int, bytes]
 ) -> dict[int, Thumbnail]:
-    """Returns the thumbnails of images that were encoded; one that cannot be made is left out."""
+    """Returns the thumbnails of encoded images by index, without images whose rendering fails."""
     limits = DecodeLimits(
         max_bytes=resources.settings.limits.max_body_bytes,
         max_pixels=resources.settings.limits.max_pixels,
@@ -28,19 +28,19 @@ async def thumbnails_of(
     side, key = resources.settings.thumbnails.side, request.state.key
     owner = object() if key is None else key.id
 
-    async def make(image: bytes) -> Thumbnail | None:
+    async def render(image: bytes) -> Thumbnail | None:
         try:
             pixels = num_pixels(image, limits=limits)
             return await resources.rendering.run(
                 owner, pixels, partial(thumbnail, image, side=side, limits=limits)
             )
         except ImageRejected as rejection:
-            _log.warning("the thumbnail of an image cannot be made: %s", rejection.reason)
+            _log.warning("cannot render the thumbnail of an image: %s", rejection.reason)
             return None
 
     with time_stage("thumbnails"):
         pictures = await within_deadline(
-            asyncio.gather(*(make(image) for image in images.values())), request.state.deadline
+            asyncio.gather(*(render(image) for image in images.values())), request.state.deadline
         )
     return {
         index: picture

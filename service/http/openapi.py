@@ -1,4 +1,4 @@
-"""The OpenAPI document: every route's input and statuses, with errors in the route's dialect."""
+"""The OpenAPI document: the input and statuses of every route, errors in the route's dialect."""
 
 import re
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from pydantic.json_schema import models_json_schema
 
 from mlcd.service.http.auth import BEARER, HEADER, HEADER_NAME
 from mlcd.service.http.dialect import Dialect, dialect_of
-from mlcd.service.http.problems import COMES_BACK, TITLES
+from mlcd.service.http.problems import RETRYABLE_STATUSES, TITLES
 from mlcd.service.http.route_examples import example_of
 
 _REFERENCE: Final = "#/components/schemas/{model}"
-_OF_BODIES: Final = (400, 408, 413, 415, 422, 429, 503, 504)
-_OF_ALL: Final = (400, 421, 500)
-_OF_NO_KEYS: Final = (403,)
-_OF_KEYS: Final = (401, 403, 503)
-_OF_ANY_KEY: Final = (401, 503)
+_BODY_STATUSES: Final = (400, 408, 413, 415, 422, 429, 503, 504)
+_COMMON_STATUSES: Final = (400, 421, 500)
+_KEYLESS_SERVER_STATUSES: Final = (403,)
+_SCOPED_KEY_STATUSES: Final = (401, 403, 503)
+_ANY_KEY_STATUSES: Final = (401, 503)
 _METHODS: Final = ("get", "post", "put", "delete", "patch")
 _FIRST_ERROR: Final = 400
 _SENTENCE_END: Final = re.compile(r"(?<=\.)\s+")
-# The order of the page, by use.
+# The order of tags on the page; the most used first.
 _TAGS: Final = (
     "embed",
     "labels",
@@ -55,28 +55,28 @@ _FORM: Final[dict[str, Any]] = {
 }
 _HEADERS: Final[dict[str, Any]] = {
     "X-Request-Id": {
-        "description": "yours, if you sent a harmless one",
+        "description": "the request's id: the one that you sent, if it is valid",
         "schema": {"type": "string"},
     },
     "Server-Timing": {"description": "milliseconds, by stage", "schema": {"type": "string"}},
     "X-Mlcd-Model": {"description": "the served model", "schema": {"type": "string"}},
     "X-Mlcd-Fingerprint": {"description": "its fingerprint", "schema": {"type": "string"}},
     "X-Mlcd-Preprocess-Version": {
-        "description": "of its preprocessing",
+        "description": "the version of its preprocessing",
         "schema": {"type": "string"},
     },
     "X-Mlcd-Rounded": {
-        "description": "what vectors are rounded to, where they are",
+        "description": "the type that vectors are rounded to, if they are rounded",
         "schema": {"type": "string"},
     },
     "X-Mlcd-Centers": {
-        "description": "digest of the centers, where there are any",
+        "description": "the digest of the centers, if there are centers",
         "schema": {"type": "string"},
     },
 }
 _CHALLENGE: Final[dict[str, Any]] = {
     "WWW-Authenticate": {
-        "description": "Bearer, and what is wrong with the key",
+        "description": "Bearer, and the reason why the key is refused",
         "schema": {"type": "string"},
     }
 }
@@ -98,7 +98,7 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
 def json_body(model: type[BaseModel], **media_types: dict[str, Any]) -> dict[str, Any]:
     """Returns `openapi_extra` of a route that reads JSON.
 
-    media_types: further media types with their schemas.
+    media_types: additional media types with their schemas.
     """
     return {
         "requestBody": {
@@ -117,16 +117,16 @@ def image_body(model: type[BaseModel] | None = None) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    """Returns the document of an application.
+    """Returns the OpenAPI document of an application.
 
-    keyed: routes need keys; the list beside each scheme is the scope that a key needs.
-    requests: the models of bodies that routes name by `reference`.
+    keyed: whether routes require keys; the list of each scheme is the scope that a key needs.
+    requests: models of bodies that routes refer to by `reference`.
     """
     document = get_openapi(
         title=app.title, version=app.version, summary=app.summary, routes=app.routes
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own; no route answers so
+    for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own; no route uses them
         schemas.pop(unused, None)
     named_models: list[type[BaseModel]] = [
         *requests,
@@ -139,9 +139,9 @@ def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) 
     for path, item in document["paths"].items():
         for method in _METHODS:
             if method in item:
-                _explain(item[method], method, path)
-                _secure(item[method], keyed=keyed)
-                _complete(item[method], dialect_of(app, path), keyed=keyed)
+                _write_description(item[method], method, path)
+                _declare_security(item[method], keyed=keyed)
+                _add_responses(item[method], dialect_of(app, path), keyed=keyed)
     document["tags"] = [{"name": name} for name in _TAGS]
     document["paths"] = dict(sorted(document["paths"].items(), key=_rank))
     schemes = document["components"].pop("securitySchemes")
@@ -151,12 +151,12 @@ def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) 
 
 
 def _rank(named_item: tuple[str, dict[str, Any]]) -> int:
-    """Returns the place of a path in the page: that of its tag."""
+    """Returns the rank of a path on the page, which is the rank of its tag."""
     (operation, *_) = named_item[1].values()
     return _TAGS.index(operation["tags"][0])
 
 
-def _explain(operation: dict[str, Any], method: str, path: str) -> None:
+def _write_description(operation: dict[str, Any], method: str, path: str) -> None:
     """Makes the first sentence of the description the summary, and adds an example."""
     summary, *description = _SENTENCE_END.split(operation["description"], maxsplit=1)
     operation["summary"] = " ".join(summary.split())
@@ -165,28 +165,32 @@ def _explain(operation: dict[str, Any], method: str, path: str) -> None:
     operation["description"] = "\n\n".join(description)
 
 
-def _secure(operation: dict[str, Any], *, keyed: bool) -> None:
-    """States that either header may carry the key; without keys, no header is asked for."""
+def _declare_security(operation: dict[str, Any], *, keyed: bool) -> None:
+    """Declares that either header may contain the key; without keys, declares no header."""
     declared = operation.pop("security", None)
     if keyed and declared is not None:
         operation["security"] = [{scheme: declared[0][BEARER]} for scheme in (BEARER, HEADER)]
 
 
-def _complete(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) -> None:
+def _add_responses(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) -> None:
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422", "")):
         del responses["422"]
     scopes = [scope for scheme in operation.get("security", [])[:1] for scope in scheme[BEARER]]
     statuses = [
-        *_OF_ALL,
-        *((_OF_KEYS if scopes else _OF_ANY_KEY) if "security" in operation else ()),
-        *(() if keyed else _OF_NO_KEYS),
-        *(_OF_BODIES if "requestBody" in operation else ()),
+        *_COMMON_STATUSES,
+        *(
+            (_SCOPED_KEY_STATUSES if scopes else _ANY_KEY_STATUSES)
+            if "security" in operation
+            else ()
+        ),
+        *(() if keyed else _KEYLESS_SERVER_STATUSES),
+        *(_BODY_STATUSES if "requestBody" in operation else ()),
     ]
     for status in statuses:
         responses.setdefault(str(dialect.status(status)), {})
     for status, response in responses.items():
-        response["headers"] = {**_HEADERS, **_headers_of(int(status))}
+        response["headers"] = {**_HEADERS, **_select_headers(int(status))}
         if int(status) >= _FIRST_ERROR:
             response["description"] = TITLES[int(status)]
             response.setdefault(
@@ -195,7 +199,7 @@ def _complete(operation: dict[str, Any], dialect: Dialect, *, keyed: bool) -> No
     operation["responses"] = dict(sorted(responses.items()))
 
 
-def _headers_of(status: int) -> dict[str, Any]:
-    if status in COMES_BACK:
+def _select_headers(status: int) -> dict[str, Any]:
+    if status in RETRYABLE_STATUSES:
         return _RETRY_AFTER
     return _CHALLENGE if status in (401, 403) else {}

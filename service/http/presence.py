@@ -1,7 +1,7 @@
-"""The client of a request, as its connection knows it without waiting for a message.
+"""The state of a request's client, which its connection knows without waiting for a message.
 
-A body that has come needs no time limit, and a request that its connection tells of the client's
-end needs no task that waits for it.
+A body that was received needs no time limit, and a request that its connection notifies of a
+disconnect needs no task that waits for one.
 """
 
 from collections.abc import Callable
@@ -22,17 +22,17 @@ class ClientPresence:
 
     @property
     def sent_all(self) -> bool:
-        """Tells whether the whole body has come: the next message is there, and the last one."""
+        """Tells whether the whole body was received, so that the next message is the last part."""
         return not self._cycle.more_body
 
     @property
     def answered(self) -> bool:
-        """Tells whether its answer has begun."""
+        """Tells whether the answer has started."""
         return self._cycle.response_started
 
     def watch(self, on_leave: Callable[[], None]) -> None:
         """Calls `on_leave` when the client leaves."""
-        self._cycle.flow.resume_reading()  # a connection that is not read hears of no end
+        self._cycle.flow.resume_reading()  # a paused connection does not notice a disconnect
         self._on_leave = on_leave
 
     def forget(self) -> None:
@@ -40,24 +40,24 @@ class ClientPresence:
         self._on_leave = None
 
     @property
-    def sends_nothing(self) -> bool:
-        """Tells whether the client keeps its body until it is told to go on, which it was not."""
+    def awaits_continue(self) -> bool:
+        """Tells whether the client still waits for `100 Continue` before it sends its body."""
         return self._cycle.waiting_for_100_continue
 
     def leave(self) -> None:
-        """Tells who watches, and who waits for a message, that the client has left."""
-        # uvicorn tells the newest request of a connection alone.
+        """Notifies `on_leave` and a pending `receive` that the client has left."""
+        # uvicorn notifies only the newest request of a connection.
         self._cycle.disconnected = True
         self._cycle.message_event.set()
         if self._on_leave is not None:
             self._on_leave()
 
     def enter(self, scope: Scope) -> None:
-        """Makes `presence_of` find it."""
+        """Registers this object in a scope, for `presence_of`."""
         scope["extensions"] = {_KEY: self}
 
 
 def presence_of(scope: Scope) -> ClientPresence | None:
-    """Returns the client of a request; None where another server than ours runs the application."""
+    """Returns the client of a request; None if another server runs the application."""
     presence: ClientPresence | None = scope.get("extensions", {}).get(_KEY)
     return presence

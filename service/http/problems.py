@@ -1,4 +1,4 @@
-"""The status of each error, by its name. Refusals take their shape from the dialects."""
+"""The status of each error, and the handlers that answer errors in the route's dialect."""
 
 import logging
 import re
@@ -26,7 +26,7 @@ from mlcd.service.telemetry.logs import places
 _log = logging.getLogger("mlcd.service")
 
 
-# By the name of an error; an error whose name is not here has the status of its base class.
+# By error name; an error whose name is missing has the status of its base class.
 STATUS: Final[dict[str, int]] = {
     "malformed-request": 400,
     "unauthorized": 401,
@@ -48,14 +48,14 @@ STATUS: Final[dict[str, int]] = {
     "unavailable": 503,
     "deadline-exceeded": 504,
     "insufficient-storage": 507,
-    # Faults of the server's configuration or artifacts; errors of training cannot happen here.
+    # Faults in the server's configuration or artifacts; errors of training cannot occur here.
     "internal-error": 500,
     "job-damaged": 500,
 }
 _COLLECTION: Final = re.compile(rb"/v1/collections/([^/]+)")
 _ITEM_LIMIT: Final = {"too-many-bytes": "max_body_bytes", "too-many-pixels": "max_pixels"}
 _SERVER_FAULT: Final = 500
-COMES_BACK: Final = (429, 503)  # a client should try again; the answer has Retry-After
+RETRYABLE_STATUSES: Final = (429, 503)  # a client should try again; the answer has Retry-After
 TITLES: Final = {
     400: "Malformed request",
     401: "Unauthorized",
@@ -75,9 +75,9 @@ TITLES: Final = {
     504: "Deadline exceeded",
     507: "Insufficient storage",
 }
-_BRANCHES: Final = ("str", "int", "float", "bool")
-_OTHER_FAULT: Final = "is not what it can be"
-# Messages for pydantic's error types: pydantic's own messages may hold what the client sent.
+_UNION_BRANCHES: Final = ("str", "int", "float", "bool")
+_OTHER_FAULT: Final = "has an invalid value"
+# Messages for pydantic's error types: pydantic's own messages may contain the client's data.
 _FAULTS: Final = {
     "missing": "is required",
     "extra_forbidden": "is not known here",
@@ -130,61 +130,63 @@ def name_of(status: int) -> str:
 def bad_field(
     errors: Iterable[Mapping[str, Any]], model: type[BaseModel] | None = None
 ) -> BadRequest:
-    """Returns one of pydantic's errors; it names the field and nothing that the client sent.
+    """Returns the refusal for one of pydantic's errors; it names the field, but repeats no value.
 
-    model: that of the body, whose fields may be what a client means by an unknown one.
+    model: model of the body, whose fields are suggested for an unknown name.
     """
-    every = list(errors)
-    unknown = (error for error in every if error["type"] == "extra_forbidden")
-    # a field that is missing has often been given under another name
-    first = next(unknown, every[0]) if every[0]["type"] == "missing" else every[0]
-    path = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
-    # Each branch of a union has an error of its own, under a name that is no field.
-    if first["type"] == "extra_forbidden" and (names := _fields_at(model, path[:-1])):
+    reported = list(errors)
+    unknown = (error for error in reported if error["type"] == "extra_forbidden")
+    # a missing field was often sent under another name
+    error = next(unknown, reported[0]) if reported[0]["type"] == "missing" else reported[0]
+    path = [part for part in error["loc"] if part not in ("body", "query", "path", "header")]
+    # Pydantic reports an error for each branch of a union, under the branch's name.
+    if error["type"] == "extra_forbidden" and (names := _find_fields(model, path[:-1])):
         inner = ".".join(map(str, path[:-1]))
         where = f"`{inner}` of the body" if inner else "the body"
         return unknown_name([str(path[-1])], names, where=where, within=path[:-1])
     field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), path))
-    fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(path) else _OTHER_FAULT
+    fault = _FAULTS.get(error["type"], _OTHER_FAULT) if len(field) == len(path) else _OTHER_FAULT
     param = ".".join(str(part) for part in field) or None
-    return BadRequest(f"{param or 'a field'} {fault.format_map(first.get('ctx', {}))}", param=param)
+    return BadRequest(f"{param or 'a field'} {fault.format_map(error.get('ctx', {}))}", param=param)
 
 
 def _is_field(part: str) -> bool:
-    return part not in _BRANCHES and is_shown(part)
+    return part not in _UNION_BRANCHES and is_shown(part)
 
 
-def _fields_at(model: Any, path: Sequence[int | str]) -> list[str]:
-    """Returns the fields of the object at a path in a body; none where that is not clear."""
-    for place in path:
-        if isinstance(place, str):
+def _find_fields(model: Any, path: Sequence[int | str]) -> list[str]:
+    """Returns the fields of the object at a path in a body, or [] if its type is ambiguous."""
+    for step in path:
+        if isinstance(step, str):
             fields = getattr(model, "model_fields", {})
-            model = fields[place].annotation if place in fields else None
-        model = next((part for part in _parts(model) if hasattr(part, "model_fields")), None)
+            model = fields[step].annotation if step in fields else None
+        model = next((part for part in _walk_types(model) if hasattr(part, "model_fields")), None)
     return list(getattr(model, "model_fields", {}))
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
-    """Yields a type and those that it is made of."""
+def _walk_types(annotation: Any) -> Iterator[Any]:
+    """Yields a type and, recursively, its type arguments."""
     yield annotation
     for inner in get_args(annotation):
-        yield from _parts(inner)
+        yield from _walk_types(inner)
 
 
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlcdError)
     status = status_of(error)
-    # Unavailable is only counted: load must not fill a log.
+    # Unavailable is only counted: overload must not fill the log.
     if status >= _SERVER_FAULT and not isinstance(error, Unavailable):
         _log.error("request %s: %s (%s)", _request_id(request), error, places(error))
-    # The text of a server fault names files and versions, which only the log may show.
+    # The text of a server fault can name files and versions, which only the log may show.
     is_shown = status != _SERVER_FAULT or isinstance(error, RecordDamaged)
-    detail = str(error) if is_shown else "the server is misconfigured; its log says how"
+    detail = str(error) if is_shown else "the server is misconfigured; see its log"
     param, limit = getattr(error, "param", None), getattr(error, "limit", None)
-    refusal = replace(_refusal(request, status, detail), name=error.name, param=param, limit=limit)
+    refusal = replace(
+        _build_refusal(request, status, detail), name=error.name, param=param, limit=limit
+    )
     if isinstance(error, StrictBatch):
         refusal = replace(refusal, index=error.index, limit=_ITEM_LIMIT.get(error.name))
-    return _respond(request, refusal, getattr(error, "headers", None))
+    return _answer_refusal(request, refusal, getattr(error, "headers", None))
 
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
@@ -196,20 +198,20 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if (wrong := find_name_error(request)) is not None:
-        return await handle_mlcd_error(request, wrong)
-    details = {404: "unknown route", 405: "this route does not take that method"}
+    if (name_error := find_name_error(request)) is not None:
+        return await handle_mlcd_error(request, name_error)
+    details = {404: "unknown route", 405: "this route does not support that method"}
     detail = details.get(error.status_code, "the request cannot be read")
     headers = dict(error.headers or {})
-    if error.status_code == 405 and (methods := _methods(request)):
+    if error.status_code == 405 and (methods := _find_methods(request)):
         headers = {"Allow": ", ".join(sorted(methods))}
-    return _respond(request, _refusal(request, error.status_code, detail), headers)
+    return _answer_refusal(request, _build_refusal(request, error.status_code, detail), headers)
 
 
 def find_name_error(request: Request) -> InvalidInput | None:
-    """Returns what is wrong with the collection's name in the raw path; None where nothing is.
+    """Returns the error of an invalid collection name in the raw path; None if it is valid.
 
-    Routes are found by the decoded path, where a slash in a name divides it into two parts.
+    Routes match the decoded path, in which a slash in a name splits the name in two.
     """
     path = request.scope.get("raw_path", b"").partition(b"?")[0]
     if match := _COLLECTION.match(path):
@@ -220,10 +222,10 @@ def find_name_error(request: Request) -> InvalidInput | None:
     return None
 
 
-def _methods(request: Request) -> set[str]:
-    """Returns the methods of all routes at this path; the framework names those of one route.
+def _find_methods(request: Request) -> set[str]:
+    """Returns the methods of all routes at this path; Starlette lists those of one route only.
 
-    The first route that matches says which path it is: a later one may match it more loosely.
+    The first matching route determines the path pattern: a later route may match more loosely.
     """
     routes: list[Route] = request.app.state.routes
     matching = next(
@@ -237,15 +239,15 @@ def _methods(request: Request) -> set[str]:
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:
-    # The log names the place of the failure without the error's text, which may hold what the
-    # client sent.
+    # The log has the code lines of the failure, but not the error's text, which may contain data
+    # of the client.
     _log.error(
         "request %s failed: %s (%s)", _request_id(request), type(error).__name__, places(error)
     )
-    return _respond(
+    return _answer_refusal(
         request,
-        _refusal(
-            request, _SERVER_FAULT, "the server failed; its log knows where, under the request id"
+        _build_refusal(
+            request, _SERVER_FAULT, "the server failed; its log has the cause, under the request id"
         ),
     )
 
@@ -254,7 +256,7 @@ def _request_id(request: Request) -> str:
     return str(request.scope.get("state", {}).get("request_id", ""))
 
 
-def _refusal(request: Request, status: int, detail: str) -> Refusal:
+def _build_refusal(request: Request, status: int, detail: str) -> Refusal:
     return Refusal(
         status=status,
         name=name_of(status),
@@ -265,7 +267,9 @@ def _refusal(request: Request, status: int, detail: str) -> Refusal:
     )
 
 
-def _respond(request: Request, refusal: Refusal, headers: dict[str, str] | None = None) -> Response:
+def _answer_refusal(
+    request: Request, refusal: Refusal, headers: dict[str, str] | None = None
+) -> Response:
     dialect = dialect_of(request.app, refusal.instance)
     headers = {"X-Request-Id": refusal.request_id, **(headers or {})}
     return Response(

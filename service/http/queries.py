@@ -1,4 +1,4 @@
-"""The unit embeddings to look up, encoded from images or texts, or sent by the client."""
+"""Queries: unit embeddings to look up, encoded from images or texts, or sent by the client."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -26,7 +26,7 @@ from mlcd.service.inference.outcomes import Encoded
 from mlcd.service.resources import Resources
 from mlcd.types import Embeddings
 
-# what each list holds
+# fields of a query and the type of their entries
 KINDS: Final = {"images": "data-URIs or URLs", "texts": "strings", "embeddings": "vectors"}
 
 
@@ -34,9 +34,9 @@ KINDS: Final = {"images": "data-URIs or URLs", "texts": "strings", "embeddings":
 class Queries:
     """The embeddings of one request to look up.
 
-    embeddings: unit rows [M, D]. rows: their indexes in the request. errors: by the other indexes.
-    encoded: the encoded images or texts; None where the client sent embeddings. name: the field of
-    the request.
+    embeddings: unit rows [M, D]. rows: their indexes in the request. errors: by the indexes of
+    failed items. encoded: encoded images or texts; None if the client sent embeddings. name: field
+    of the request.
     """
 
     embeddings: Embeddings
@@ -66,12 +66,14 @@ async def read_queries(request: Request, resources: Resources) -> Queries:
 async def queries_from_json(
     request: Request, content: dict[str, Any], resources: Resources
 ) -> Queries:
-    """Reads queries from one list of `KINDS`, the only field of `content`. Raises BadRequest."""
+    """Reads queries from `content`, whose only field must be in `KINDS`. Raises BadRequest."""
     limits = resources.settings.limits
     content = drop_nulls(content)
     check_names(content, KINDS, request)
     if len(content) != 1:
-        raise BadRequest("give exactly one of `images`, `texts` and `embeddings`")
+        raise BadRequest(
+            f"exactly one of `images`, `texts` and `embeddings` is required, got {len(content)}"
+        )
     ((kind, items),) = content.items()
     if not isinstance(items, list) or not items:
         raise BadRequest(f"{kind} must be a list of {KINDS[kind]}", param=kind)
@@ -95,7 +97,7 @@ async def queries_from_json(
 
 
 def check_names(content: dict[str, Any], names: Collection[str], request: Request) -> None:
-    """Raises BadRequest for a field of a body outside of these names."""
+    """Raises BadRequest if a body has a field that is not in `names`."""
     if unknown := content.keys() - {*names}:
         raise unknown_name(unknown, names, where="the body", elsewhere=request_query_names(request))
 
@@ -106,7 +108,7 @@ def drop_nulls(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_filter(condition: object) -> None:
-    """Raises InvalidField naming what is wrong with a search's filter."""
+    """Raises InvalidField, with the fault, for an invalid filter of a search."""
     if condition is None:
         return
     try:

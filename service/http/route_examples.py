@@ -1,4 +1,4 @@
-"""An example of each route, as `curl` sends it to a server on this machine."""
+"""An example of each route: a `curl` command to a server on the same machine."""
 
 from typing import Final
 
@@ -133,9 +133,9 @@ _EXAMPLES: Final = {
 
 
 def example_of(method: str, path: str) -> str | None:
-    """Returns a command line for a route; None where its neighbor's shows enough."""
+    """Returns a command line for a route, or None for a route that resembles another one."""
     example = _EXAMPLES.get(f"{method.upper()} {path}")
     if example is None:
         return None
-    options, place = example
-    return " ".join(filter(None, ("curl -s", options, f"'{_URL}{place}'")))
+    options, path_and_query = example
+    return " ".join(filter(None, ("curl -s", options, f"'{_URL}{path_and_query}'")))

@@ -1,4 +1,4 @@
-"""The way of a request's texts, alone or among images, to embeddings."""
+"""Encodes a request's texts, alone or together with images, to embeddings."""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -23,7 +23,7 @@ from mlcd.service.telemetry.request import count_texts
 
 @dataclass(frozen=True)
 class GivenText:
-    """A text of a request, as it came: it may be no string."""
+    """A text of a request, not validated: the value may have any JSON type."""
 
     value: object
 
@@ -35,27 +35,28 @@ _Second = TypeVar("_Second")
 
 @dataclass(frozen=True)
 class EncodedTexts:
-    """The embeddings of texts, or of texts and images. num_tokens: those of the texts."""
+    """The embeddings of texts, or of texts and images. num_tokens: tokens of all texts."""
 
     encoded: Encoded
     num_tokens: int
 
 
 def require_texts(resources: Resources, *, param: str) -> ServedTexts:
-    """Returns the model's text tower. Raises TextGiven naming `param` without one."""
+    """Returns the model's text tower. Raises TextGiven, with `param`, if it has none."""
     if resources.texts is None:
         raise TextGiven(resources.encoder.name, param=param)
     return resources.texts
 
 
 def rejects_long(truncate: str | None) -> bool:
-    """Tells whether a text that the model cannot read whole is to be refused.
+    """Tells whether to refuse a text that exceeds the model's context, instead of truncating it.
 
-    truncate: as Cohere and NIM name it. Raises BadRequest for what no tokenizer here does.
+    truncate: value in the API of Cohere and NIM. Raises BadRequest for START, which no tokenizer
+    here supports.
     """
     if truncate == "START":
         raise BadRequest(
-            "truncate must be END or NONE: this model cuts a text at its end",
+            "truncate must be END or NONE, got START: this model truncates texts at the end",
             remedy="use END or NONE",
             param="truncate",
         )
@@ -72,7 +73,8 @@ def check_num_texts(num: int, limits: Limits) -> None:
 def check_num_chars(num: int, limits: Limits) -> None:
     if num > limits.max_request_chars:
         raise TooLarge(
-            f"{num} characters of texts in one request, more than {limits.max_request_chars}",
+            f"the texts of a request must have at most {limits.max_request_chars} characters, got"
+            f" {num}",
             limit="max_request_chars",
         )
 
@@ -84,10 +86,10 @@ async def encode_texts(
     *,
     reject_long: bool = False,
 ) -> EncodedTexts:
-    """Encodes every text on its own. The texts are counted for the client's key, like images, a
-    long one several times.
+    """Encodes texts; a text that fails does not affect the others. Texts count against the rate
+    limit of the client's key, like images; a long text counts several times.
 
-    reject_long: reject a text of more tokens than the model reads, instead of cutting its end.
+    reject_long: reject a text that exceeds the model's context, instead of truncating it.
     Raises TextGiven without a text tower, and TooLarge for too many texts.
     """
     tower = require_texts(resources, param="texts")
@@ -95,9 +97,9 @@ async def encode_texts(
     check_num_texts(len(texts), limits)
     check_num_chars(num_chars(texts, limits.max_text_chars), limits)
     count_texts(len(texts))
-    await resources.rate_limiter.take(key, _num_charged(texts, limits))
+    await resources.rate_limiter.take(key, _count_charged(texts, limits))
     owner = None if key is None else key.id
-    encoded_texts = await encode_on(
+    encoded_texts = await encode_with(
         tower, texts, deadline=request.state.deadline, reject_long=reject_long, owner=owner
     )
     num_embedded = len(encoded_texts.encoded.rows)
@@ -105,14 +107,14 @@ async def encode_texts(
     return encoded_texts
 
 
-def _num_charged(texts: Sequence[object], limits: Limits) -> int:
-    """Returns how many texts of a key's rate these are."""
+def _count_charged(texts: Sequence[object], limits: Limits) -> int:
+    """Returns the number of texts to count against a key's rate limit."""
     return sum(
         max(1, -(-num_chars([text], limits.max_text_chars) // limits.rate_chars)) for text in texts
     )
 
 
-async def encode_on(
+async def encode_with(
     tower: ServedTexts,
     texts: Sequence[object],
     *,
@@ -121,20 +123,20 @@ async def encode_on(
     account: Account | None = None,
     owner: object | None = None,
 ) -> EncodedTexts:
-    """Encodes every text on its own.
+    """Encodes texts; a text that fails does not affect the others.
 
-    account: pays for the texts that are in no cache. owner: the client, who takes turns with others
-    at the tokenizer; None for the request itself.
+    account: charged for texts that are not cached. owner: the client; clients take turns at the
+    tokenizer; None for a request without a key.
     """
 
-    async def work() -> EncodedTexts:
+    async def read_and_encode() -> EncodedTexts:
         with tower.dispatcher.announce():
             tokens = await tower.reader.read(texts, reject_long=reject_long, owner=owner)
         encoded = await tower.pipeline.encode(tokens.ids, deadline=deadline, account=account)
         timings = replace(encoded.timings, tokenize_s=tokens.seconds)
         return EncodedTexts(replace(encoded, timings=timings), tokens.num)
 
-    return await within_deadline(work(), deadline)
+    return await within_deadline(read_and_encode(), deadline)
 
 
 async def encode_items_strictly(
@@ -147,7 +149,7 @@ async def encode_items_strictly(
 ) -> EncodedTexts:
     """Encodes all images and texts or raises StrictBatch for the first that failed.
 
-    param: the name of the field in the client's dialect. reject_long: see `encode_texts`.
+    param: name of the field in the client's dialect. reject_long: see `encode_texts`.
     """
     texts = {index: item.value for index, item in enumerate(items) if isinstance(item, GivenText)}
     images = {index: item for index, item in enumerate(items) if not isinstance(item, GivenText)}
@@ -160,7 +162,7 @@ async def encode_items_strictly(
         encoded_texts = await reading
         encoded = encoded_texts.encoded
     else:
-        encoded_texts, encoded_images = await both(
+        encoded_texts, encoded_images = await run_both(
             reading, encode(request, resources, [*images.values()])
         )
         encoded = _merge(encoded_texts.encoded, [*texts], encoded_images, [*images])
@@ -169,10 +171,10 @@ async def encode_items_strictly(
     return EncodedTexts(encoded, encoded_texts.num_tokens)
 
 
-async def both(
+async def run_both(
     first: Coroutine[Any, Any, _First], second: Coroutine[Any, Any, _Second]
 ) -> tuple[_First, _Second]:
-    """Returns both results; where one fails, the other is cancelled."""
+    """Returns both results; if one coroutine fails, the other is canceled."""
     tasks = asyncio.ensure_future(first), asyncio.ensure_future(second)
     try:
         return await asyncio.gather(*tasks)
@@ -182,11 +184,15 @@ async def both(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _merge(texts: Encoded, text_places: list[int], images: Encoded, places: list[int]) -> Encoded:
+def _merge(
+    texts: Encoded, text_indexes: list[int], images: Encoded, image_indexes: list[int]
+) -> Encoded:
     """Returns the embeddings of texts and images in the order of the request."""
-    errors: dict[int, Rejection] = {text_places[i]: error for i, error in texts.errors.items()}
-    errors |= {places[index]: error for index, error in images.errors.items()}
-    rows = [text_places[index] for index in texts.rows] + [places[index] for index in images.rows]
+    errors: dict[int, Rejection] = {text_indexes[i]: error for i, error in texts.errors.items()}
+    errors |= {image_indexes[index]: error for index, error in images.errors.items()}
+    rows = [text_indexes[index] for index in texts.rows] + [
+        image_indexes[index] for index in images.rows
+    ]
     order = np.argsort(rows)
     timings = replace(
         slowest([texts.timings, images.timings]),

@@ -1,4 +1,4 @@
-"""The refusals of names that a route does not know: query parameters and fields of bodies."""
+"""The refusals of unknown names: query parameters and fields of bodies."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from mlcd.service.errors import BadRequest
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-# Names of other services, by which spelling alone does not find ours.
+# Names that other services use and whose spelling is not close to ours.
 _SYNONYMS: Final = {
     **dict.fromkeys(
         ("k", "n", "limit", "size", "count", "num_results", "max_results", "page_size", "per_page"),
@@ -28,7 +28,7 @@ _SYNONYMS: Final = {
 
 
 def is_shown(name: str) -> bool:
-    """Tells whether a refusal may repeat a name of the client's: short, and without odd signs."""
+    """Tells whether a refusal may repeat a name that a client sent: a short identifier."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -40,21 +40,21 @@ def unknown_name(
     within: Sequence[int | str] = (),
     elsewhere: Iterable[str] = (),
 ) -> BadRequest:
-    """Returns the refusal of the first of these names. where: such as "the query string".
+    """Returns the refusal of the first of `names`. where: such as "the query string".
 
-    choices: names that are possible there. within: the path to the object of the name. elsewhere:
-    names of query parameters, for a name in a body.
+    choices: valid names there. within: path to the object that has the name. elsewhere: query
+    parameters of the route, if the name is in a body.
     """
     name, choices = min(names), list(choices)
-    shown = name if is_shown(name) else None
+    shown_name = name if is_shown(name) else None
     if name in elsewhere:
         remedy = f"give it in the query string: ?{name}=…"
     elif (similar := _find_similar(name, choices)) is not None:
         remedy = f"did you mean `{similar}`?"
     else:
         remedy = f"known: {', '.join(f'`{choice}`' for choice in choices) or 'none'}"
-    param = None if shown is None else ".".join(map(str, [*within, shown]))
-    subject = "a name" if shown is None else f"`{shown}`"
+    param = None if shown_name is None else ".".join(map(str, [*within, shown_name]))
+    subject = "a name" if shown_name is None else f"`{shown_name}`"
     return BadRequest(f"{subject} in {where} is not known here", remedy=remedy, param=param)
 
 
@@ -65,18 +65,18 @@ def _find_similar(name: str, choices: list[str]) -> str | None:
 
 
 def query_names(route: APIRoute) -> tuple[str, ...]:
-    """Returns the query parameters that a route declares, itself or by what it depends on."""
-    return tuple(_query_names(route.dependant))
+    """Returns the query parameters that a route or its dependencies declare."""
+    return tuple(_iterate_query_names(route.dependant))
 
 
-def _query_names(dependant: Dependant) -> Iterator[str]:
+def _iterate_query_names(dependant: Dependant) -> Iterator[str]:
     yield from (parameter.alias for parameter in dependant.query_params)
     for inner in dependant.dependencies:
-        yield from _query_names(inner)
+        yield from _iterate_query_names(inner)
 
 
 def request_query_names(request: Request) -> tuple[str, ...]:
-    """Returns the query parameters that the route of a request declares."""
+    """Returns the query parameters that the request's route declares."""
     route = request.scope.get("route")
     return query_names(route) if isinstance(route, APIRoute) else ()
 

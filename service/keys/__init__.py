@@ -1,1 +1,1 @@
-"""The API keys and their rates."""
+"""The API keys and their rate limits."""

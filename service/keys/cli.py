@@ -23,7 +23,7 @@ _file_option = click.option("--file", help="The keys file.  [default: MLCD_AUTH_
 def keys() -> None:
     """Create, list and revoke API keys of `mlcd serve`.
 
-    A running server follows within two seconds.
+    A running server applies changes within two seconds.
     """
 
 
@@ -37,20 +37,18 @@ def keys() -> None:
     default=("embed", "search"),
     show_default=True,
 )
-@click.option(
-    "--rate", type=click.IntRange(min=1), help="Images a minute.  [default: without bound]"
-)
+@click.option("--rate", type=click.IntRange(min=1), help="Images a minute.  [default: no limit]")
 @click.option(
     "--collection",
     "collections",
     metavar="NAMES",
-    help="The only collections that it sees, with commas; of jobs it sees its own."
+    help="The only collections that the key sees, comma-separated; it then sees only its own jobs."
     "  [default: everything]",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 36500),
-    help="Valid for so long.  [default: until it is revoked]",
+    help="Days that the key is valid.  [default: until it is revoked]",
 )
 @_file_option
 def create(
@@ -61,13 +59,13 @@ def create(
     days: int | None,
     file: str | None,
 ) -> None:
-    """Make a key for NAME, a person or a program, and print it: it is never shown again."""
+    """Create a key for NAME, a person or a program, and print it. It cannot be shown again."""
     if not name.strip() or not name.isprintable() or len(name) > Key.MAX_NAME:
         raise InvalidInput(f"the name must be one line of 1 to {Key.MAX_NAME} printable characters")
     names = None if collections is None else [*map(check_name, collections.split(","))]
     if names is not None and "admin" in scopes:
         raise InvalidInput(
-            "a key of scope admin sees every collection", remedy="leave out --collection"
+            "a key with the scope admin sees every collection", remedy="leave out --collection"
         )
     now = datetime.now(UTC).replace(microsecond=0)
     expires = None if days is None else now + timedelta(days=days)
@@ -82,7 +80,7 @@ def create(
     )
     click.echo(
         f"mlcd: key {key.id} for {key.name}: {', '.join(key.scopes)};"
-        " it is kept nowhere, note it now",
+        " it is not stored, so copy it now",
         err=True,
     )
     click.echo(token)
@@ -92,13 +90,13 @@ def create(
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 @_file_option
 def list_keys(as_json: bool, file: str | None) -> None:
-    """List every key with its state, oldest first; never the key itself."""
+    """List the id and state of every key, oldest first; never the key itself."""
     now = datetime.now(UTC)
     rows = [_describe_key(key, now) for key in read_keys(Path(read_keys_file(file))).keys]
     if as_json:
         click.echo(orjson.dumps(rows))
         return
-    table = [_COLUMNS, *(tuple(_cell(row[column]) for column in _COLUMNS) for row in rows)]
+    table = [_COLUMNS, *(tuple(_format_cell(row[column]) for column in _COLUMNS) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         click.echo(
@@ -110,11 +108,11 @@ def list_keys(as_json: bool, file: str | None) -> None:
 @click.argument("key_id", metavar="ID")
 @_file_option
 def revoke(key_id: str, file: str | None) -> None:
-    """End the key with this ID, as `mlcd keys list` shows it."""
+    """Revoke the key with this ID, shown by `mlcd keys list`."""
     if not _ID.fullmatch(key_id):
         # The argument may be the key itself, which must not be repeated.
         raise InvalidInput(
-            "the id must be the 8 letters and digits that `mlcd keys list` shows",
+            "the id must be 8 letters and digits", remedy="`mlcd keys list` shows the ids"
         )
     key = revoke_key(
         Path(read_keys_file(file)), key_id, now=datetime.now(UTC).replace(microsecond=0)
@@ -126,7 +124,7 @@ def _describe_key(key: Key, now: datetime) -> dict[str, Any]:
     return {"state": key.state(now), **key.model_dump(mode="json", exclude={"sha256"})}
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     return ",".join(value) if isinstance(value, list) else str(value)

@@ -1,4 +1,4 @@
-"""The keys file: one JSON file with the hashes of random tokens."""
+"""The keys file: a JSON file with the API keys, each as a hash of its random token."""
 
 import contextlib
 import hashlib
@@ -18,19 +18,19 @@ from mlcd.artifacts.disk import hold_lock, sync_path
 from mlcd.errors import ConfigInvalid, NotFound
 
 Scope = Literal["embed", "search", "write", "jobs", "admin"]
-SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)  # admin grants them all
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)  # admin includes all others
 
-# A prefix that scanners for leaked secrets can look for, the public id, 256 random bits.
+# A prefix for scanners that search for leaked secrets, the public id, 256 random bits.
 _TOKEN: Final = re.compile(r"mlcd_([0-9a-f]{8})_[0-9a-f]{64}")
 _ID_BYTES: Final = 4
 _SECRET_BYTES: Final = 32
 _MODE: Final = 0o600
-_NOBODY: Final = "0" * 64
+_NO_DIGEST: Final = "0" * 64  # compared with if the id is unknown
 
 
 class Key(BaseModel, frozen=True, extra="forbid"):
-    """A key. Times are aware. rate: images a minute, None without a limit. collections: those that
-    it sees, None for all.
+    """A key. Times have time zones. rate: images a minute, None for no limit. collections: names of
+    the collections that the key sees, None for all.
     """
 
     MAX_NAME: ClassVar = 100
@@ -66,7 +66,7 @@ class KeySet(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def _ids_are_unique(self) -> Self:
         if len({key.id for key in self.keys}) < len(self.keys):
-            raise ValueError("two keys have one id")
+            raise ValueError("two keys have the same id")
         return self
 
     @cached_property
@@ -74,32 +74,32 @@ class KeySet(BaseModel, frozen=True, extra="forbid"):
         return {key.id: key for key in self.keys}
 
     def find(self, token: str) -> Key | None:
-        """Returns the key of a token, whatever its state.
+        """Returns the key of a token, also if it is revoked or expired.
 
-        It takes the same time for all tokens of one length.
+        The time does not depend on the token, except on its length.
         """
-        shaped = _TOKEN.fullmatch(token)
-        key = self._by_id.get(shaped[1]) if shaped else None
-        is_same = hmac.compare_digest(_digest(token), key.sha256 if key else _NOBODY)
+        match = _TOKEN.fullmatch(token)
+        key = self._by_id.get(match[1]) if match else None
+        is_same = hmac.compare_digest(_hash_token(token), key.sha256 if key else _NO_DIGEST)
         return key if is_same else None
 
 
 def read_keys(path: Path) -> KeySet:
-    """Reads the file. Raises ConfigInvalid for a missing, unreadable or different file."""
+    """Reads the file. Raises ConfigInvalid for a missing, unreadable or invalid file."""
     try:
         return KeySet.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise ConfigInvalid(
-            f"the keys file {path} does not exist", remedy="`mlcd keys create` makes one"
+            f"the keys file {path} does not exist", remedy="create one with `mlcd keys create`"
         ) from error
     except OSError as error:
         raise ConfigInvalid(
-            f"the keys file {path} cannot be read", remedy="give this user the right to"
+            f"the keys file {path} cannot be read", remedy="give this user read permission"
         ) from error
     except ValidationError:
-        # The cause is left out, because pydantic's text holds parts of the file.
+        # Without the cause, because pydantic's text contains parts of the file.
         raise ConfigInvalid(
-            f"{path} is not a keys file", remedy="only `mlcd keys` should write it"
+            f"{path} is not a keys file", remedy="write it with `mlcd keys` only"
         ) from None
 
 
@@ -113,18 +113,18 @@ def create_key(
     collections: Sequence[str] | None = None,
     expires: datetime | None = None,
 ) -> tuple[Key, str]:
-    """Adds a new key to the file and returns it with its token, which is kept nowhere.
+    """Adds a new key to the file and returns it with its token, which is not stored.
 
-    The file is made where there is none. Raises ConfigInvalid for a file that cannot be written.
+    Creates the file if it is missing. Raises ConfigInvalid for a file that cannot be written.
     """
-    with _alone(path):
+    with _lock(path):
         key_set = read_keys(path) if path.exists() else KeySet()
-        identity = _new_id(key_set)
-        token = f"mlcd_{identity}_{secrets.token_hex(_SECRET_BYTES)}"
+        key_id = _new_id(key_set)
+        token = f"mlcd_{key_id}_{secrets.token_hex(_SECRET_BYTES)}"
         key = Key(
-            id=identity,
+            id=key_id,
             name=name,
-            sha256=_digest(token),
+            sha256=_hash_token(token),
             scopes=tuple(scope for scope in SCOPES if scope in scopes),
             rate=rate,
             collections=None if collections is None else tuple(dict.fromkeys(collections)),
@@ -135,37 +135,37 @@ def create_key(
     return key, token
 
 
-def revoke_key(path: Path, identity: str, *, now: datetime) -> Key:
-    """Revokes a key and returns it; a key that was revoked before stays as it was.
+def revoke_key(path: Path, key_id: str, *, now: datetime) -> Key:
+    """Revokes a key and returns it; a key that is already revoked does not change.
 
     Raises NotFound for an unknown id, ConfigInvalid for a file that cannot be read or written.
     """
-    read_keys(path)  # raises for a missing file before a lock is made beside it
-    with _alone(path):
+    read_keys(path)  # raises for a missing file before the lock file is created
+    with _lock(path):
         keys_by_id = {key.id: key for key in read_keys(path).keys}
-        if identity not in keys_by_id:
-            raise NotFound("unknown key id", remedy="`mlcd keys list` shows all")
-        if keys_by_id[identity].revoked is None:
-            keys_by_id[identity] = keys_by_id[identity].model_copy(update={"revoked": now})
+        if key_id not in keys_by_id:
+            raise NotFound("unknown key id", remedy="`mlcd keys list` shows the ids")
+        if keys_by_id[key_id].revoked is None:
+            keys_by_id[key_id] = keys_by_id[key_id].model_copy(update={"revoked": now})
             _write(path, KeySet(keys=tuple(keys_by_id.values())))
-        return keys_by_id[identity]
+        return keys_by_id[key_id]
 
 
 def _new_id(key_set: KeySet) -> str:
     used_ids = {key.id for key in key_set.keys}
-    while (identity := secrets.token_hex(_ID_BYTES)) in used_ids:
+    while (key_id := secrets.token_hex(_ID_BYTES)) in used_ids:
         pass
-    return identity
+    return key_id
 
 
-def _digest(token: str) -> str:
-    """Returns the hash of a token, in one round: no slow hash is needed for 256 random bits."""
+def _hash_token(token: str) -> str:
+    """Returns a fast hash of a token: 256 random bits cannot be guessed, so it need not be slow."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Locks the file for one writer."""
+def _lock(path: Path) -> Iterator[None]:
+    """Locks the file, so that only one process writes it."""
     try:
         with hold_lock(path.with_name(f".{path.name}.lock"), mode=_MODE):
             yield
@@ -174,8 +174,8 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, keys: KeySet) -> None:
-    """Replaces the file: readers find the old one or the new one; only this user may read it."""
-    path = path.resolve()  # a symbolic link stays, and its target is replaced
+    """Replaces the file atomically; only this user may read it."""
+    path = path.resolve()  # replaces the target of a symbolic link, not the link
     draft = path.with_name(f".{path.name}.draft")
     try:
         draft.unlink(missing_ok=True)
@@ -193,5 +193,5 @@ def _write(path: Path, keys: KeySet) -> None:
 def _unwritable(path: Path) -> ConfigInvalid:
     return ConfigInvalid(
         f"the keys file {path} cannot be written",
-        remedy="give a folder that this user may write to",
+        remedy="use a folder that this user may write to",
     )

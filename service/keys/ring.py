@@ -1,4 +1,4 @@
-"""The keys of a running server, which follow the file."""
+"""The keys of a running server, which reloads the keys file when it changes."""
 
 import asyncio
 import logging
@@ -16,57 +16,58 @@ _log = logging.getLogger("mlcd.service")
 
 
 class KeyRing:
-    """The keys of a file, kept current by `watch`. Use from one event loop."""
+    """The keys in a file; `watch` reloads them. Use from one event loop."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file. Raises ConfigInvalid if it cannot be read or lacks a valid key."""
+        """Reads the file. Raises ConfigInvalid if it cannot be read or has no valid key."""
         self._path = path
-        self._stamp = _stamp_of(path)
+        self._stamp = _read_stamp(path)
         self._keys: KeySet | None = read_keys(path)
         if not any(key.state(_now()) == "valid" for key in self._keys.keys):
             raise ConfigInvalid(
-                f"the keys file {path} must hold a valid key", remedy="`mlcd keys create` makes one"
+                f"the keys file {path} must contain a valid key",
+                remedy="create one with `mlcd keys create`",
             )
 
     def identify(self, token: str | None) -> Key:
         """Returns the key of a client's token.
 
-        Raises Unauthorized without a token and for one that is not valid, or no longer. Raises
+        Raises Unauthorized if the token is missing or is unknown, expired or revoked. Raises
         Unavailable while the file cannot be read, because a key may have been revoked.
         """
         if token is None:
             raise Unauthorized(
-                "an API key is needed",
+                "an API key is required",
                 remedy="send it as Authorization: Bearer KEY or X-API-Key: KEY",
             )
-        return _require_valid(self._readable.find(token))
+        return _require_valid(self._readable_keys.find(token))
 
-    def find(self, identity: str | None) -> Key:
-        """Returns the key of an id, for work that the client left to the server.
+    def find(self, key_id: str | None) -> Key:
+        """Returns the key with an id, for work that the server does on behalf of the client.
 
-        Raises Unauthorized for a key that is not valid any more, or None, and Unavailable as
+        Raises Unauthorized for None and for a key that is not valid any more, and Unavailable like
         `identify`.
         """
-        keys = self._readable.keys
-        return _require_valid(next((key for key in keys if key.id == identity), None))
+        keys = self._readable_keys.keys
+        return _require_valid(next((key for key in keys if key.id == key_id), None))
 
     @property
-    def _readable(self) -> KeySet:
+    def _readable_keys(self) -> KeySet:
         if self._keys is None:
-            raise Unavailable("the server cannot read its keys", remedy="its log says why")
+            raise Unavailable("the server cannot read its keys", remedy="see its log")
         return self._keys
 
     async def watch(self) -> None:
-        """Reads the file whenever it has changed, until cancelled."""
-        # A thread of its own: a revoked key must not stay because others are busy.
+        """Reloads the file whenever it changes, until canceled."""
+        # On a separate thread: a revoked key must not stay valid because other threads are busy.
         with ThreadPoolExecutor(1, "keys") as reading:
             in_thread = partial(asyncio.get_running_loop().run_in_executor, reading)
             while True:
                 await asyncio.sleep(KEYS_POLL_S)
-                stamp = await in_thread(_stamp_of, self._path)
+                stamp = await in_thread(_read_stamp, self._path)
                 if stamp != self._stamp:
-                    # The stamp is older than the content: a change in between is seen the next
-                    # time.
+                    # The stamp is taken before the file is read, so a change in between is
+                    # noticed next time.
                     self._keys, self._stamp = await in_thread(_read, self._path), stamp
 
 
@@ -74,7 +75,7 @@ def _require_valid(key: Key | None) -> Key:
     state = None if key is None else key.state(_now())
     if key is None or state != "valid":
         raise Unauthorized(
-            f"the API key is {state or 'not known here'}", remedy="use another", shown=True
+            f"the API key is {state or 'unknown'}", remedy="use another key", shown=True
         )
     return key
 
@@ -83,12 +84,12 @@ def _read(path: Path) -> KeySet | None:
     try:
         return read_keys(path)
     except ConfigInvalid as error:
-        _log.error("%s; every key is refused until it can be read", error)
+        _log.error("%s; every key is refused until the file can be read", error)
         return None
 
 
-def _stamp_of(path: Path) -> tuple[int, ...] | None:
-    """Returns a stamp that changes with the content: the file is always replaced as a whole."""
+def _read_stamp(path: Path) -> tuple[int, ...] | None:
+    """Returns a stamp that changes with the content, because each change replaces the file."""
     try:
         stat = path.stat()
     except OSError:

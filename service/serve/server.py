@@ -118,7 +118,9 @@ def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
     settings = resources.settings
     limits = settings.limits
     most = affordable(limits.max_connections)
-    bounds = ConnectionBounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
+    bounds = ConnectionBounds(
+        max_connections=most, exchange_s=limits.deadline_s, metrics=resources.metrics
+    )
     config = uvicorn.Config(
         app,
         # It is called like the class that uvicorn expects.

@@ -1,1 +1,1 @@
-"""The logs, metrics and traces for operators."""
+"""Logs, metrics and traces for operators."""

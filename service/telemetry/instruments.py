@@ -1,4 +1,4 @@
-"""The kinds of metrics, with the units and buckets that all of ours have."""
+"""The kinds of metrics, with the units and buckets that all metrics share."""
 
 from collections.abc import Callable
 from typing import Final
@@ -25,11 +25,11 @@ _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Instruments:
-    """A maker of metrics in one registry, and the callbacks that set some of its gauges."""
+    """Creates the metrics of one registry, and calls the callbacks that set some of its gauges."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._asked: dict[Gauge, Callable[[], float]] = {}
+        self._callbacks: dict[Gauge, Callable[[], float]] = {}
 
     def counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(name, meaning, labels, registry=self._registry)
@@ -44,7 +44,7 @@ class Instruments:
         return Summary(name, meaning, labels, registry=self._registry)
 
     def gauge(self, name: str, meaning: str, *labels: str, mode: str = "livesum") -> Gauge:
-        """Returns a new gauge. mode: how the values of several processes become one."""
+        """Returns a new gauge. mode: how to aggregate the values of several processes."""
         return Gauge(
             name,
             meaning,
@@ -53,11 +53,11 @@ class Instruments:
             multiprocess_mode=mode,  # type: ignore[arg-type]
         )
 
-    def ask(self, gauge: Gauge, value: Callable[[], float]) -> None:
-        """Connects a gauge; the latest callback counts. value: called by `read`."""
-        self._asked[gauge] = value
+    def set_callback(self, gauge: Gauge, value: Callable[[], float]) -> None:
+        """Sets or replaces the callback of a gauge. value: called by `update_gauges`."""
+        self._callbacks[gauge] = value
 
-    def read(self) -> None:
-        """Calls the callbacks of all gauges."""
-        for gauge, value in self._asked.items():
+    def update_gauges(self) -> None:
+        """Calls all callbacks, and sets their gauges."""
+        for gauge, value in self._callbacks.items():
             gauge.set(value())

@@ -1,6 +1,6 @@
-"""Prometheus metrics of a server, of one process or summed over several.
+"""Prometheus metrics of a server, for one process or summed over several.
 
-Those of collections are written by name, or summed up for a scraper that may not know the names.
+Metrics of collections have the names as labels, or are sums if the scraper may not see the names.
 """
 
 import asyncio
@@ -31,26 +31,26 @@ from mlcd.service.timings import METRICS_POLL_S
 if TYPE_CHECKING:  # it imports faiss
     from mlcd.collections.port import CollectionPort
 
-_FIRST_ERROR: Final = 400  # of HTTP's statuses
+_FIRST_ERROR: Final = 400  # lowest HTTP status of an error
 
-disable_created_metrics()  # they would double the series, and exist only in one process alone
-# Clients name collections: the number of series must not grow with what clients do.
+disable_created_metrics()  # would double the series, and do not work with several processes
+# Clients create collections, so without a limit they could create any number of series.
 _MAX_NAMED: Final = 100
-_COUNTED: Final = {
+_ITEM_COUNTS: Final = {
     "items": "Items that can be found.",
-    "indexed": "Items that its index was made of.",
-    "unindexed": "Items that every search scans beside the index.",
+    "indexed": "Items in its index.",
+    "unindexed": "Items outside the index, which every search scans.",
     "thumbnails": "Items that have a thumbnail.",
-    "thumbnail_bytes": "Bytes of thumbnails; an equal picture counts once.",
+    "thumbnail_bytes": "Bytes of thumbnails; identical pictures count once.",
 }
-_RECALL: Final = "Recall@10 that the audit of its index measured; none where searches are exact."
+_RECALL: Final = "Recall@10 measured by the audit of its index; missing if searches are exact."
 
 
 def use_multiprocess_dir(multiprocess_dir: Path, slot: int) -> None:
-    """Keeps this process's numbers in files of a directory that all server processes share.
+    """Stores this process's metrics in files of a directory that all server processes share.
 
-    Call it before the first Metrics is made. slot: distinct among the processes that run at one
-    time; a process that replaces another has its slot and goes on with its counters.
+    Call it before creating the first Metrics. slot: unique among the running processes; a process
+    that replaces another takes over its slot and its counters.
     """
     # The library takes the directory only from the environment.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(multiprocess_dir)  # noqa: TID251
@@ -58,7 +58,7 @@ def use_multiprocess_dir(multiprocess_dir: Path, slot: int) -> None:
 
 
 class Metrics:
-    """The metrics of a server, which docs/how-to/observe.md explains.
+    """The metrics of a server; docs/how-to/observe.md explains them.
 
     Names start with `mlcd_`; units are base units.
     """
@@ -75,7 +75,7 @@ class Metrics:
     ) -> None:
         """Registers all metrics.
 
-        multiprocess_dir: that of `use_multiprocess_dir`; None counts this process alone.
+        multiprocess_dir: directory of `use_multiprocess_dir`; None counts only this process.
         """
         self._registry = CollectorRegistry()
         self._multiprocess_dir = multiprocess_dir
@@ -123,7 +123,7 @@ class Metrics:
             "mlcd_cache_writes_total", "Vectors to be written to Redis.", "result"
         )
         self._cache_bytes = instruments.gauge(
-            "mlcd_cache_bytes", "What vectors kept in server processes take."
+            "mlcd_cache_bytes", "Bytes of the vectors cached in server processes."
         )
         self._cache_up = instruments.gauge(
             "mlcd_cache_up", "Server processes that use the cache in Redis."
@@ -137,12 +137,12 @@ class Metrics:
         )
         self._labeled = instruments.counter(
             "mlcd_labeled_images_total",
-            "Images that were labeled, by whether they lie beyond most members of their cluster.",
+            "Labeled images; novel are those farther from their center than most of its members.",
             "novel",
         )
         self._labels_found = instruments.counter(
             "mlcd_labels_found_total",
-            "Rows with exact labels, by who found these.",
+            "Rows with exact labels, by where the labels were found: engine or server.",
             "by",
         )
         self._searches = instruments.seconds(
@@ -150,7 +150,7 @@ class Metrics:
         )
         self._collections: Callable[[], Mapping[str, CollectionPort]] = dict
         self._unusable: Callable[[], Mapping[str, str]] = dict
-        # Every process looks at the one queue, so its numbers count once.
+        # All processes read the same queue, so its numbers count once.
         self._jobs = instruments.gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
         self._job_depth = instruments.gauge(
             "mlcd_job_depth", "Tasks of jobs that wait for a worker.", mode="livemax"
@@ -168,7 +168,7 @@ class Metrics:
             "Server processes that cannot read a file of the centers' names.",
         )
         self._job_workers = instruments.gauge(
-            "mlcd_job_workers", "Workers that live.", mode="livemax"
+            "mlcd_job_workers", "Workers that are running.", mode="livemax"
         )
         self._webhooks = instruments.counter(
             "mlcd_webhook_deliveries_total", "Attempts to send an event to a webhook.", "result"
@@ -181,7 +181,7 @@ class Metrics:
         )
         self._held = instruments.gauge(
             "mlcd_held",
-            "What the server holds: connections; images, texts, pixels and bytes of requests.",
+            "Held by the server: connections; images, texts, pixels and bytes of requests.",
             "of",
         )
         self._engines_up = instruments.gauge(
@@ -207,13 +207,13 @@ class Metrics:
     def serve(
         self, *, model: str, fingerprint: str, engine: str, precision: str, preprocess: str
     ) -> None:
-        """Labels the metrics with another version of the model, in a process counted alone."""
+        """Labels the metrics with another version of the model; for a server with one process."""
         self._info.clear()
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
     @cached_property
     def of_texts(self) -> TextMetrics:
-        """The metrics of the tower of texts, registered at the first use."""
+        """The metrics of the text tower, registered at the first use."""
         return TextMetrics(self._instruments, self._depths, self)
 
     def request(self, route: str, status: int, seconds: float) -> None:
@@ -225,7 +225,7 @@ class Metrics:
     ) -> None:
         """Counts a request with images or texts.
 
-        stages: start and end of each stage that it passed.
+        stages: start and end of each stage, in seconds.
         """
         self._answers.labels("success" if status < _FIRST_ERROR else "fail").observe(seconds)
         for stage, (started, ended) in stages.items():
@@ -247,14 +247,14 @@ class Metrics:
         self.observe_inference(inference_s)
 
     def observe_inference(self, seconds: float) -> None:
-        """Counts one inference: a part of `batch`, and for engines that make their own batches."""
+        """Counts one inference; called by `batch`, and by engines that form their own batches."""
         self._inferences.observe(seconds)
         self._latest.set_to_current_time()
 
     def cache_looked_up(self, tier: str, result: str, num: int) -> None:
         """Counts look-ups of images and texts in a cache.
 
-        tier: memory, redis, in_flight. result: hit, miss, damaged (Redis holds something else),
+        tier: memory, redis, in_flight. result: hit, miss, damaged (an invalid value in Redis),
         error.
         """
         self._cache.labels(tier, result).inc(num)
@@ -262,8 +262,8 @@ class Metrics:
     def cache_written(self, result: str, num: int) -> None:
         """Counts vectors to be written to Redis.
 
-        result: written, error, dropped (too many wait, or Redis does not answer), full (by the
-        operator's limit).
+        result: written, error, dropped (too many are queued, or Redis does not answer), full (the
+        operator's limit is reached).
         """
         self._cache_writes.labels(result).inc(num)
 
@@ -275,25 +275,25 @@ class Metrics:
 
     @contextmanager
     def looking_up(self, mode: str) -> Iterator[None]:
-        """Measures a label look-up, with the wait for a free thread."""
+        """Measures a label look-up, including the wait for a free thread."""
         with self._lookups.labels(mode).time():
             yield
 
     def count_labeled(self, *, images: int, novel: int) -> None:
-        """Counts labeled images. novel: those beyond the quantile of their center."""
+        """Counts labeled images. novel: images beyond the distance quantile of their center."""
         self._labeled.labels("no").inc(images - novel)
         self._labeled.labels("yes").inc(novel)
 
     def labels_found(self, *, engine: int, server: int) -> None:
-        """Counts rows whose exact labels the engine found with the embedding, and those that were
-        scanned here.
+        """Counts rows with exact labels. engine: labels computed by the engine along with the
+        embedding. server: labels found by a scan in this process.
         """
         self._labels_found.labels("engine").inc(engine)
         self._labels_found.labels("server").inc(server)
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """Measures a search, with the wait for a free thread."""
+        """Measures a search, including the wait for a free thread."""
         with self._searches.time():
             yield
 
@@ -302,13 +302,13 @@ class Metrics:
         opened: Callable[[], Mapping[str, "CollectionPort"]],
         unusable: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """Connects the collections. opened, unusable: called when the metrics are read; by name."""
+        """Sets the source of collections. Both are called by each scrape."""
         self._collections, self._unusable = opened, unusable
 
     def jobs(
         self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int
     ) -> None:
-        """Sets the numbers of the queue. jobs: how many jobs are in each state."""
+        """Sets the numbers of the queue. jobs: number of jobs in each state."""
         for state, num in jobs.items():
             self._jobs.labels(state).set(num)
         self._job_depth.set(depth)
@@ -316,8 +316,8 @@ class Metrics:
         self._job_workers.set(num_workers)
 
     def names_damaged(self, is_damaged: Callable[[], bool]) -> None:
-        """Connects the names of the centers. is_damaged: called as `up` of `engine_up`."""
-        self._instruments.ask(self._names_damaged, is_damaged)
+        """Sets the callback for the centers' names. is_damaged: called like `up` of `engine_up`."""
+        self._instruments.set_callback(self._names_damaged, is_damaged)
 
     def job_queue_up(self, *, up: bool) -> None:
         self._job_queue_up.set(up)
@@ -332,39 +332,39 @@ class Metrics:
     def count_dropped(self, reason: str) -> None:
         self._drops.labels(reason).inc()
 
-    def track_held(self, of: str, amount: Callable[[], int]) -> None:
-        """Connects what the server holds of something. amount: called as that of `queue_depth`."""
-        self._instruments.ask(self._held.labels(of), amount)
+    def track_held(self, what: str, amount: Callable[[], int]) -> None:
+        """Sets the callback for an amount that the server holds. See `engine_up`."""
+        self._instruments.set_callback(self._held.labels(what), amount)
 
-    def threads(self, of: str, num: int) -> None:
-        self._threads.labels(of).set(num)
+    def threads(self, what: str, num: int) -> None:
+        self._threads.labels(what).set(num)
 
     def engine_up(self, up: Callable[[], bool]) -> None:
-        """Connects the engine's state; the latest callback counts.
+        """Sets the callback for the engine's state; replaces an earlier one.
 
-        up: called when the metrics of this process are read, and ten times a second for readers in
-        other processes.
+        up: called when this process answers a scrape, and ten times a second for scrapes that other
+        processes answer.
         """
-        self._instruments.ask(self._engines_up, up)
+        self._instruments.set_callback(self._engines_up, up)
 
     def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
-        """Connects the depth of a queue. depth: called when `up` of `engine_up` is called."""
-        self._instruments.ask(self._depths.labels(stage), depth)
+        """Sets the callback for the depth of a queue. depth: called like `up` of `engine_up`."""
+        self._instruments.set_callback(self._depths.labels(stage), depth)
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
 
     async def watch(self) -> None:
-        """Measures the event loop, and calls the callbacks of gauges, until cancelled."""
+        """Measures the event loop's lag, and calls the callbacks of gauges, until canceled."""
         while True:
             due = time.perf_counter() + METRICS_POLL_S
             await asyncio.sleep(METRICS_POLL_S)
             self._lags.observe(max(0.0, time.perf_counter() - due))
-            self._instruments.read()
+            self._instruments.update_gauges()
 
     def exposition(self) -> bytes:
-        """Returns the metrics of all server processes, without those of collections."""
-        self._instruments.read()
+        """Returns the metrics of all server processes, without metrics of collections."""
+        self._instruments.update_gauges()
         if self._multiprocess_dir is None:
             return generate_latest(self._registry)
         registry = CollectorRegistry()
@@ -372,17 +372,17 @@ class Metrics:
         return generate_latest(registry)
 
     def of_collections(self, is_visible: Callable[[str], bool] | None = None) -> bytes:
-        """Returns the metrics of the collections, which all server processes have.
+        """Returns the metrics of the collections, read from their store.
 
-        It asks their store. is_visible: tells by name whether to write a collection; None: only
-        sums are written, without names.
+        is_visible: returns whether to include a collection, by name; None writes sums without
+        names.
         """
         opened, unusable = self._collections(), self._unusable()
         if is_visible is not None:
             opened = {name: collection for name, collection in opened.items() if is_visible(name)}
             unusable = {name: reason for name, reason in unusable.items() if is_visible(name)}
         return generate_latest(
-            CollectionMetrics(opened, num_unusable=len(unusable), names=is_visible is not None)
+            CollectionMetrics(opened, num_unusable=len(unusable), with_names=is_visible is not None)
         )
 
 
@@ -390,13 +390,13 @@ class CollectionMetrics(Collector):
     """The gauges of collections, read at the time of a scrape."""
 
     def __init__(
-        self, opened: Mapping[str, "CollectionPort"], *, num_unusable: int, names: bool
+        self, opened: Mapping[str, "CollectionPort"], *, num_unusable: int, with_names: bool
     ) -> None:
-        """Takes the open collections, and the number of those that cannot be opened.
+        """opened: the open collections. num_unusable: number of collections that cannot be opened.
 
-        names: write each of the first hundred by its name; else write sums and the worst recall.
+        names: write the first hundred collections by name; else write sums and the worst recall.
         """
-        self._opened, self._num_unusable, self._names = opened, num_unusable, names
+        self._opened, self._num_unusable, self._with_names = opened, num_unusable, with_names
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily(
@@ -404,42 +404,44 @@ class CollectionMetrics(Collector):
         )
         yield GaugeMetricFamily(
             "mlcd_collections_unusable",
-            "Collections that are there and cannot be opened.",
+            "Collections that exist but cannot be opened.",
             value=self._num_unusable,
         )
         figures = dict(self._read())
-        if self._names:
-            yield from _by_name(dict(islice(figures.items(), _MAX_NAMED)))
+        if self._with_names:
+            yield from _write_by_name(dict(islice(figures.items(), _MAX_NAMED)))
         else:
-            yield from _sum_up([*figures.values()])
+            yield from _write_sums([*figures.values()])
 
     def _read(self) -> Iterator[tuple[str, dict[str, float | None]]]:
-        """Yields the values of each collection; of one that is away, or deleted, there are none."""
+        """Yields the values of each collection, except deleted and unreachable ones."""
         for name, collection in self._opened.items():
             try:
-                yield name, _figures(collection)
+                yield name, _read_figures(collection)
             except StoreUnreachable:
-                return  # the others are in the same store
+                return  # the other collections are in the same store
             except NotFound:
                 continue
 
 
-def _figures(collection: "CollectionPort") -> dict[str, float | None]:
-    """Returns the values of `_COUNTED`, and the recall."""
-    described, pictured = collection.describe(), collection.describe_thumbnails()
-    uncounted = 0 if collection.promises.store == "folder" else None  # a database counts none
+def _read_figures(collection: "CollectionPort") -> dict[str, float | None]:
+    """Returns the values of `_ITEM_COUNTS` and the recall; None for an unknown value."""
+    description, thumbnails = collection.describe(), collection.describe_thumbnails()
+    default = 0 if collection.promises.store == "folder" else None  # databases do not count them
     return {
-        "items": described.items,
-        "indexed": described.indexed,
-        "unindexed": described.unindexed,
-        "thumbnails": pictured.items if pictured else uncounted,
-        "thumbnail_bytes": pictured.bytes if pictured else uncounted,
-        "recall": described.recall["measured"] if described.recall else None,
+        "items": description.items,
+        "indexed": description.indexed,
+        "unindexed": description.unindexed,
+        "thumbnails": thumbnails.items if thumbnails else default,
+        "thumbnail_bytes": thumbnails.bytes if thumbnails else default,
+        "recall": description.recall["measured"] if description.recall else None,
     }
 
 
-def _by_name(figures: Mapping[str, Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
-    for figure, meaning in {**_COUNTED, "recall": _RECALL}.items():
+def _write_by_name(
+    figures: Mapping[str, Mapping[str, float | None]],
+) -> Iterator[GaugeMetricFamily]:
+    for figure, meaning in {**_ITEM_COUNTS, "recall": _RECALL}.items():
         family = GaugeMetricFamily(f"mlcd_collection_{figure}", meaning, labels=["collection"])
         for name, facts in figures.items():
             if (value := facts[figure]) is not None:
@@ -447,8 +449,8 @@ def _by_name(figures: Mapping[str, Mapping[str, float | None]]) -> Iterator[Gaug
         yield family
 
 
-def _sum_up(figures: Sequence[Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
-    for figure, meaning in _COUNTED.items():
+def _write_sums(figures: Sequence[Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
+    for figure, meaning in _ITEM_COUNTS.items():
         total = sum(facts[figure] or 0 for facts in figures)
         yield GaugeMetricFamily(f"mlcd_collection_{figure}", meaning, value=total)
     recalls = [recall for facts in figures if (recall := facts["recall"]) is not None]

@@ -11,7 +11,9 @@ from typing import Final
 _TRACEPARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
-_MAX_TRACESTATE: Final = 512  # characters; W3C Trace Context asks to pass on at least that many
+_MAX_TRACESTATE: Final = (
+    512  # characters; W3C Trace Context requires to pass on at least this number
+)
 
 
 @dataclass
@@ -19,8 +21,8 @@ class RequestRecord:
     """The record of one request.
 
     trace_headers: `traceparent` and `tracestate`, for calls to other services. num_images,
-    num_texts: None where the request has none. stages: name to its start and end by
-    time.perf_counter, from the first item's start to the last one's end.
+    num_texts: None if the request has no images or texts. stages: name to start and end, times of
+    time.perf_counter, from the first item's start to the last item's end.
     """
 
     request_id: str
@@ -31,31 +33,31 @@ class RequestRecord:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of images and of texts, where the request has any."""
+        """The number of images and of texts, without numbers that are None."""
         counts = {"images": self.num_images, "texts": self.num_texts}
         return {name: num for name, num in counts.items() if num is not None}
 
     @property
     def trace_ids(self) -> tuple[str, str] | None:
-        """The ids of the trace and of the span, in hexadecimal."""
+        """The ids of the trace and of the span in hexadecimal, or None."""
         parts = self.trace_headers.get("traceparent", "").split("-")
         return (parts[1], parts[2]) if len(parts) == 4 else None
 
     def took(self, stage: str, started: float, ended: float) -> None:
-        before = self.stages.get(stage, (started, ended))
-        self.stages[stage] = min(before[0], started), max(before[1], ended)
+        earlier = self.stages.get(stage, (started, ended))
+        self.stages[stage] = min(earlier[0], started), max(earlier[1], ended)
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
 
 
 def begin_request(record: RequestRecord) -> None:
-    """Sets the record of the running task and of those that it starts."""
+    """Sets the record of the running task and of tasks that it starts."""
     _current.set(record)
 
 
 def current_request() -> RequestRecord | None:
-    """Returns the current record; None outside of a request, such as in trial inferences."""
+    """Returns the current record; None outside of a request, for example in a test inference."""
     return _current.get()
 
 
@@ -70,13 +72,13 @@ def count_texts(num: int) -> None:
 
 
 def took(stage: str, started: float, ended: float) -> None:
-    """Adds a stage, by time.perf_counter, to the current record, if there is one."""
+    """Adds a stage to the current record, if any. started, ended: times of time.perf_counter."""
     if (record := _current.get()) is not None:
         record.took(stage, started, ended)
 
 
 def stage_s(stage: str) -> float | None:
-    """Returns the seconds of a stage so far, from its first image's start; None without one."""
+    """Returns the seconds of a stage so far, from its first item's start; None if not started."""
     record = _current.get()
     if record is None or stage not in record.stages:
         return None
@@ -94,10 +96,10 @@ def time_stage(stage: str) -> Iterator[None]:
 
 
 def read_trace(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Returns the trace headers of a request; none where they are malformed or missing."""
+    """Returns the trace headers of a request; {} if they are malformed or missing."""
     parent = headers.get(b"traceparent", b"").decode("latin-1")
     if not _TRACEPARENT.fullmatch(parent):
         return {}
     state = headers.get(b"tracestate", b"").decode("latin-1")
-    harmless = 0 < len(state) <= _MAX_TRACESTATE and state.isascii() and state.isprintable()
-    return {"traceparent": parent} | ({"tracestate": state} if harmless else {})
+    is_valid = 0 < len(state) <= _MAX_TRACESTATE and state.isascii() and state.isprintable()
+    return {"traceparent": parent} | ({"tracestate": state} if is_valid else {})

@@ -1,4 +1,4 @@
-"""The metrics of the tower of texts, beside those of images."""
+"""The metrics of the text tower."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,7 +9,7 @@ from mlcd.service.telemetry.instruments import Instruments
 
 
 class TowerMetrics(Protocol):
-    """The metrics of one tower, as its engine and its queue count them."""
+    """The metrics that the engine and the queue of one tower (image or text) report."""
 
     def engine_up(self, up: Callable[[], bool]) -> None: ...
 
@@ -27,12 +27,12 @@ class TowerMetrics(Protocol):
 
 
 class TextMetrics:
-    """The `TowerMetrics` of texts; a server without a text tower lacks them."""
+    """The `TowerMetrics` of texts; a server without a text tower does not have them."""
 
     def __init__(self, instruments: Instruments, depths: Gauge, images: TowerMetrics) -> None:
         """Registers the metrics.
 
-        depths: the gauge of all queues. images: counts what is refused and dropped, whatever it is.
+        depths: gauge of all queues. images: also counts refused and dropped texts.
         """
         self._instruments, self._depths, self._images = instruments, depths, images
         self._texts = instruments.counter(
@@ -63,13 +63,13 @@ class TextMetrics:
         self._tokenizations.observe(seconds)
 
     def engine_up(self, up: Callable[[], bool]) -> None:
-        self._instruments.ask(self._engines_up, up)
+        self._instruments.set_callback(self._engines_up, up)
 
     def engine_restarted(self) -> None:
         self._restarts.inc()
 
     def queue_depth(self, stage: str, depth: Callable[[], int]) -> None:
-        self._instruments.ask(self._depths.labels(f"text_{stage}"), depth)
+        self._instruments.set_callback(self._depths.labels(f"text_{stage}"), depth)
 
     def batch(self, size: int, inference_s: float, wait_s: float) -> None:
         self._batches.observe(size)

@@ -1,6 +1,6 @@
-"""Spans of requests for an OpenTelemetry collector, by OTLP over HTTP.
+"""Spans of requests, sent to an OpenTelemetry collector by OTLP over HTTP.
 
-The module is imported only where a collector is configured.
+Imported only if a collector is configured.
 """
 
 import threading
@@ -26,13 +26,13 @@ _INFERENCE: Final = "inference"
 
 
 class RequestTracer:
-    """The tracer of requests; a thread of its own sends spans, and drops those it cannot send."""
+    """Traces requests; a separate thread sends the spans, and drops spans that it cannot send."""
 
     def __init__(self, endpoint: str, *, sample: float, model: str) -> None:
         """Starts the tracer.
 
-        endpoint: the collector's URL without the path. sample: the traced share of the requests
-        whose caller has not decided.
+        endpoint: the collector's URL without the path. sample: share of requests to trace, from 0
+        to 1, if the caller did not decide.
         """
         resource = Resource.create({"service.name": "mlcd", "service.version": __version__})
         self._provider = TracerProvider(
@@ -42,13 +42,16 @@ class RequestTracer:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("mlcd.service", __version__)
         self._propagator = TraceContextTextMapPropagator()
-        # OpenTelemetry's names for an embedding, which are experimental.
-        self._of_inference = {"gen_ai.operation.name": "embeddings", "gen_ai.request.model": model}
-        # Spans use the time of day, stages use time.perf_counter.
+        # OpenTelemetry's experimental attribute names for embeddings.
+        self._inference_attributes = {
+            "gen_ai.operation.name": "embeddings",
+            "gen_ai.request.model": model,
+        }
+        # Spans use Unix time, stages use time.perf_counter.
         self._epoch_s = time.time() - time.perf_counter()
 
     def begin(self, record: RequestRecord) -> Span:
-        """Begins a span in the trace of `record`, whose headers then name this span."""
+        """Starts a span in the trace of `record`, and puts the span's id into its headers."""
         span = self._tracer.start_span(
             "request", self._propagator.extract(record.trace_headers), SpanKind.SERVER
         )
@@ -66,7 +69,7 @@ class RequestTracer:
         status: int,
         fingerprint: str,
     ) -> None:
-        """Ends the span. fingerprint: that of the model that answered."""
+        """Ends the span. fingerprint: of the model that answered."""
         if span.is_recording():
             self._add_stages(set_span_in_context(span), record.stages)
             span.update_name(f"{method} {route}")
@@ -85,18 +88,18 @@ class RequestTracer:
         span.end()
 
     def close(self) -> None:
-        """Sends the spans that are left, within two seconds."""
+        """Sends the remaining spans, within two seconds."""
         closing = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         closing.start()
         closing.join(TRACE_CLOSE_S)
 
     def _add_stages(self, parent: Context, stages: Mapping[str, tuple[float, float]]) -> None:
         for stage, (started, ended) in stages.items():
-            attributes = self._of_inference if stage == _INFERENCE else None
+            attributes = self._inference_attributes if stage == _INFERENCE else None
             child = self._tracer.start_span(
-                stage, parent, attributes=attributes, start_time=self._epoch_ns(started)
+                stage, parent, attributes=attributes, start_time=self._to_epoch_ns(started)
             )
-            child.end(self._epoch_ns(ended))
+            child.end(self._to_epoch_ns(ended))
 
-    def _epoch_ns(self, at: float) -> int:
-        return int((self._epoch_s + at) * 1e9)
+    def _to_epoch_ns(self, seconds: float) -> int:
+        return int((self._epoch_s + seconds) * 1e9)

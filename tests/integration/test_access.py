@@ -362,8 +362,8 @@ def test_refusals_are_in_the_words_of_each_client(anyone, keys):
             anyone.post(path, headers=headers) for headers in ({}, wrong, jobs)
         )
         assert [answer.status_code for answer in (missing, refused, lacking)] == [401, 401, 403]
-        assert "an API key is needed" in read(missing.json())[-1]
-        assert "is not known here" in read(refused.json())[-1]
+        assert "an API key is required" in read(missing.json())[-1]
+        assert "is unknown" in read(refused.json())[-1]
         assert "lacks the scope embed" in read(lacking.json())[-1]
         assert missing.headers["www-authenticate"] == 'Bearer realm="mlcd"'
         assert refused.headers["www-authenticate"] == 'Bearer realm="mlcd", error="invalid_token"'
@@ -446,7 +446,7 @@ def test_keys_that_cannot_be_read_let_nobody_in(anyone, keys, running):
         assert anyone.get("/health/live").status_code == 200
         keys.path.write_text(held)
         until(lambda: status() == 200, 5)
-    assert "every key is refused until it can be read" in running.log.read_text()
+    assert "every key is refused until the file can be read" in running.log.read_text()
 
 
 def test_a_large_image_that_is_decoded_counts_several_times(anyone, keys):
@@ -596,5 +596,5 @@ def test_a_server_without_a_usable_keys_file_does_not_start(tmp_path):
     )
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "must hold a valid key: `mlcd keys create` makes one" in output
+    assert "must contain a valid key: create one with `mlcd keys create`" in output
     assert output.count("\n") == 1

@@ -243,7 +243,10 @@ def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, r
         (lambda: mlcd_client.labels(paths[:1], top=0), "top must be at least 1"),
         (lambda: mlcd_client.embed(paths[0]), "put the one image into a list"),
         (lambda: mlcd_client.embed_each(paths[0]), "put the one image into a list"),
-        (lambda: mlcd_client.labels(paths[:1], mode="approximate"), "approximate labels are off"),
+        (
+            lambda: mlcd_client.labels(paths[:1], mode="approximate"),
+            "does not offer approximate labels",
+        ),
     ):
         with pytest.raises(InvalidInput, match=message):
             wrong()

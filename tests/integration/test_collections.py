@@ -162,7 +162,7 @@ def test_a_form_says_which_file_is_which_item(client, photos, picture):
         ({"threshold": 2}, 400, "threshold"),
         ({"exact": "yes"}, 400, "exact"),
         ({"ids": []}, 400, "ids"),
-        ({"ids": ["i0"], "id": "i0"}, 400, "give one of"),
+        ({"ids": ["i0"], "id": "i0"}, 400, "exactly one of"),
         ({"ids": ["absent"]}, 404, "'absent'"),
         ({"embeddings": [[1, 2]]}, 400, "finite numbers"),
         ({"without": {"id": "i0"}}, 400, "`id` in `without`"),

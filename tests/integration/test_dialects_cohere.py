@@ -50,10 +50,10 @@ URI, TEXT = {"images": ["URI"]}, {"type": "text", "text": "a text"}
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({}, 400, "give exactly one"),
+        ({}, 400, "exactly one of"),
         ({"texts": ["a text"]}, 422, "mlcd export MODEL OUT --text"),
-        ({"images": ["URI"], "texts": ["a text"]}, 400, "give exactly one"),
-        ({"images": ["URI"], "inputs": [{}]}, 400, "give exactly one"),
+        ({"images": ["URI"], "texts": ["a text"]}, 400, "exactly one of"),
+        ({"images": ["URI"], "inputs": [{}]}, 400, "exactly one of"),
         ({"images": ["URI", "a text"]}, 422, "image 1"),
         ({"images": ["https://example.com/x.png"]}, 422, "fetching URLs is off"),
         ({"images": ["data:image/png;base64,AAAA"]}, 400, "image 0"),

@@ -23,7 +23,7 @@ def test_a_server_and_a_worker_say_how_many_they_need(command, tmp_path):
     refused = with_descriptors(24, command, "--model", "pixels", env=os.environ | jobs)
     assert refused.returncode == 2
     said = "mlcd: at least 64 open files are required, and the limit is 24"
-    assert refused.stderr == f"{said}: raise it with `ulimit -n 4096`\n"
+    assert refused.stderr == f"{said}: raise the limit with `ulimit -n 4096`\n"
 
 
 @pytest.mark.parametrize("num", [5, 24])

@@ -44,8 +44,8 @@ CohereType = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 class EmbedRequest(BaseModel):
     """A request with `texts`, with `images` as data-URIs or URLs, or with `inputs`.
 
-    An entry of `inputs` has one part, of type `text` or `image_url`. Texts need a model that takes
-    them.
+    An entry of `inputs` has one part, of type `text` or `image_url`. Texts require a model with a
+    text tower.
     """
 
     model_config = ConfigDict(
@@ -67,25 +67,25 @@ class EmbedRequest(BaseModel):
     model: str
     input_type: (
         Literal["image", "search_document", "search_query", "classification", "clustering"] | None
-    ) = None  # not used: texts and images are embedded in one way
+    ) = None  # not used: the embedding does not depend on the use
     images: list[Any] | None = None
     inputs: list[Any] | None = None
     texts: list[Any] | None = None
     embedding_types: Annotated[list[CohereType], Field(min_length=1, max_length=64)] = ["float"]
-    # The number of first components to return, normalized again.
+    # Return only this number of first components, normalized again.
     output_dimension: Annotated[WholeNumber, Field(ge=1)] | None = None
-    # With NONE, a text of more tokens than the model reads is refused; else its end is cut.
+    # With NONE, a text that exceeds the model's context is refused; else it is truncated.
     truncate: Literal["NONE", "START", "END"] | None = None
     max_tokens: WholeNumber | None = None  # not used: the model's context is fixed
     priority: WholeNumber | None = None  # not used: requests are served as they arrive
 
 
 class EmbedTypes(BaseModel):
-    """The embeddings in each type that was asked for, one row per image or text.
+    """The embeddings in each requested type, one row per image or text.
 
-    int8: 127 times the row over its largest component, rounded; uint8: that plus 128.
-    binary, ubinary: 8 components in one byte, most significant bit first, bit = value >= 0; binary
-    is that byte less 128. base64: little-endian float32.
+    int8: the row divided by its largest absolute component, times 127, rounded; uint8: the same
+    plus 128. ubinary: 8 components in one byte, most significant bit first, bit = value >= 0;
+    binary: the same minus 128. base64: little-endian float32.
     """
 
     float: Floats | None = None
@@ -97,27 +97,27 @@ class EmbedTypes(BaseModel):
 
 
 class ApiVersion(BaseModel):
-    """The version of Cohere's interface."""
+    """The version of Cohere's API."""
 
     version: Literal["2"]
 
 
 class BilledUnits(BaseModel):
-    """The number of images and of the texts' tokens; nobody is billed, but clients show it."""
+    """The number of images and of the texts' tokens. Nothing is billed, but clients show it."""
 
     images: int | None = None
     input_tokens: int | None = None
 
 
 class Meta(BaseModel):
-    """The fields that clients read besides the embeddings."""
+    """The metadata that Cohere's clients read."""
 
     api_version: ApiVersion
     billed_units: BilledUnits
 
 
 class EmbedResponse(BaseModel):
-    """The answer with embeddings. id: that of the request."""
+    """The answer with embeddings. id: the request's id."""
 
     id: str
     embeddings: EmbedTypes
@@ -127,17 +127,19 @@ class EmbedResponse(BaseModel):
 
 
 class CohereError(BaseModel):
-    """A refusal in Cohere's format. id: that of the request."""
+    """A refusal in Cohere's format. id: the request's id."""
 
     id: str
     message: str
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
+def _render_refusal(refusal: Refusal) -> dict[str, Any]:
     return {"id": refusal.request_id, "message": refusal.detail}
 
 
-DIALECT: Final = Dialect(("/v2/embed",), "application/json", CohereError, _refusal, WITHOUT_CLASS)
+DIALECT: Final = Dialect(
+    ("/v2/embed",), "application/json", CohereError, _render_refusal, WITHOUT_CLASS
+)
 router = APIRouter(tags=["cohere"], route_class=JsonRoute)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse}, 404: {}}
@@ -152,12 +154,14 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse
 async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Response:
     """Embeds images and texts in Cohere's format.
 
-    One bad image or text refuses the request, naming its index. A model without a tower of texts
-    answers 422 to a text.
+    If an image or text is invalid, the whole request is refused, and the error has its index. A
+    text sent to a model without a text tower is answered 422.
     """
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
-    items = await loop.run_in_executor(resources.compute, _items, body, resources.settings.limits)
+    items = await loop.run_in_executor(
+        resources.compute, _read_items, body, resources.settings.limits
+    )
     reject_long = rejects_long(body.truncate)
     encoded_items = await encode_items_strictly(request, resources, items, reject_long=reject_long)
     rows = shorten(
@@ -169,7 +173,7 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
     return pieces_answer(
         {
             "id": request.state.request_id,
-            "embeddings": {kind: iter(_as_type(rows, kind)) for kind in kinds},
+            "embeddings": {kind: iter(_encode_rows(rows, kind)) for kind in kinds},
             "texts": body.texts or [],
             "images": [],
             "meta": {
@@ -184,23 +188,26 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
     )
 
 
-def _items(body: EmbedRequest, limits: Limits) -> list[GivenItem]:
+def _read_items(body: EmbedRequest, limits: Limits) -> list[GivenItem]:
     lists = [items for items in (body.images, body.texts, body.inputs) if items]
     if len(lists) != 1:
-        raise BadRequest("give exactly one of `images`, `texts` and `inputs`", param="images")
+        raise BadRequest(
+            f"exactly one of `images`, `texts` and `inputs` is required, got {len(lists)}",
+            param="images",
+        )
     if body.texts:
         items: list[GivenItem] = [GivenText(text) for text in body.texts]
     elif body.images:
         items = [image_from_uri(image) for image in body.images]
     else:
-        items = [_of_input(item) for item in lists[0]]
+        items = [_read_input(item) for item in lists[0]]
     num_texts = sum(isinstance(item, GivenText) for item in items)
     check_num_texts(num_texts, limits)
     check_count(len(items) - num_texts, limits)
     return items
 
 
-def _of_input(item: Any) -> GivenItem:
+def _read_input(item: Any) -> GivenItem:
     """Reads one entry of `inputs`, which must have one part.
 
     Cohere fuses several parts into one embedding, which this model cannot do.
@@ -221,7 +228,7 @@ def _of_input(item: Any) -> GivenItem:
     return image_from_uri(address.get("url"))
 
 
-def _as_type(rows: Embeddings, kind: CohereType) -> Any:
+def _encode_rows(rows: Embeddings, kind: CohereType) -> Any:
     match kind:
         case "float":
             return rows

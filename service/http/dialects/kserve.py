@@ -51,21 +51,22 @@ _MODEL_READY: Final[dict[int | str, dict[str, Any]]] = {404: {}, 503: {"model": 
 _RAW_IMAGE: Final = {"inputs": [ONE_IMAGE], "parameters": {"binary_data_output": True}}
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class InputParameters(_Strict):
-    """Parameters of an input. binary_data_size: bytes of this tensor after the JSON part."""
+class InputParameters(_StrictModel):
+    """Parameters of an input. binary_data_size: bytes of the tensor after the JSON part."""
 
     binary_data_size: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
-class InputTensor(_Strict):
+class InputTensor(_StrictModel):
     """An input tensor.
 
-    `image`: BYTES [n], encoded images, in JSON base64 or URLs. `image_u8`: UINT8 [n, 3, S, S],
-    prepared pixels. `text`: BYTES [n], texts in UTF-8, in JSON strings, for models that take texts.
+    `image`: BYTES [n], image files; in JSON as base64 or URLs. `image_u8`: UINT8 [n, 3, S, S],
+    preprocessed pixels. `text`: BYTES [n], texts in UTF-8, in JSON as strings; requires a model
+    with a text tower.
     """
 
     name: str
@@ -75,27 +76,27 @@ class InputTensor(_Strict):
     data: Any = None
 
 
-class OutputParameters(_Strict):
+class OutputParameters(_StrictModel):
     """Parameters of an output. binary_data: send this output after the JSON part."""
 
     binary_data: StrictBool | None = None
 
 
-class RequestedOutput(_Strict):
+class RequestedOutput(_StrictModel):
     """An output to return: embedding, label_ids or label_scores."""
 
     name: str
     parameters: OutputParameters = OutputParameters()
 
 
-class InferParameters(_Strict):
+class InferParameters(_StrictModel):
     """binary_data_output: send every output after the JSON part. top: labels per image."""
 
     binary_data_output: StrictBool = False
     top: Annotated[StrictInt, Field(ge=1)] = 8
 
 
-class InferRequest(_Strict):
+class InferRequest(_StrictModel):
     """A request with one input; without `outputs` every output is returned."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
@@ -107,7 +108,7 @@ class InferRequest(_Strict):
 
 
 class KServeError(BaseModel):
-    """The protocol's shape of a refusal."""
+    """A refusal in the protocol's format."""
 
     error: str
 
@@ -118,8 +119,8 @@ DIALECT: Final = Dialect(
 _LENGTH: Final[dict[str, Any]] = {
     "name": tensors.LENGTH_HEADER,
     "in": "header",
-    "description": "bytes of the JSON part, which tensors follow; 0: the body is one encoded image;"
-    " absent: the whole body is JSON",
+    "description": "bytes of the JSON part, which the binary tensors follow; 0: the body is one"
+    " image file; absent: the whole body is JSON",
     "schema": {"type": "integer", "minimum": 0},
 }
 _OBJECT: Final = {"schema": {"type": "object"}}
@@ -132,13 +133,13 @@ _DOCUMENTED: Final[dict[str, Any]] = {
 
 @router.get("/v2/health/live")
 async def live() -> dict[str, bool]:
-    """Answers as long as the process lives."""
+    """Answers 200 while the process is running."""
     return {"live": True}
 
 
 @router.get("/v2/health/ready", responses=_READY)
 async def ready(resources: Opened, response: Response) -> dict[str, bool]:
-    """Answers whether the server can serve, as /health/ready does."""
+    """Reports whether the server is ready, like /health/ready."""
     is_ready = await resources.readiness.check()
     response.status_code = 200 if is_ready else 503
     return {"ready": is_ready}
@@ -155,15 +156,15 @@ async def server() -> dict[str, Any]:
 async def describe_model(
     model: str, resources: Opened, response: Response, version: str = _VERSION
 ) -> dict[str, Any]:
-    """Describes the inputs (a request carries one), the outputs and the fingerprint."""
+    """Describes the inputs, of which a request has one, the outputs and the fingerprint."""
     _check_version(model, version, resources)
     response.headers.update(headers(resources))
     return {
         "name": model,
         "versions": [_VERSION],
         "platform": "mlcd",
-        "inputs": _inputs(resources),
-        "outputs": _outputs(resources),
+        "inputs": _describe_inputs(resources),
+        "outputs": _describe_outputs(resources),
         "parameters": {
             "fingerprint": resources.encoder.fingerprint,
             "preprocess_version": str(resources.encoder.preprocess.version),
@@ -176,7 +177,7 @@ async def describe_model(
 async def model_ready(
     model: str, resources: Opened, response: Response, version: str = _VERSION
 ) -> dict[str, Any]:
-    """Answers whether the served model is ready, as /health/ready does."""
+    """Reports whether the served model is ready, like /health/ready."""
     _check_version(model, version, resources)
     return {"name": model, **await ready(resources, response)}
 
@@ -186,16 +187,16 @@ async def model_ready(
 async def infer(
     request: Request, model: str, resources: Opened, version: str = _VERSION
 ) -> Response:
-    """Returns embeddings, and labels where there are centers.
+    """Returns embeddings and, if the server has centers, labels.
 
-    One bad image or text refuses the request, naming its index.
+    If an image or text is invalid, the whole request is refused, and the error has its index.
     """
     _check_version(model, version, resources)
     json_bytes = request.headers.get(tensors.LENGTH_HEADER)
-    read = partial(_read, await read_body(request), json_bytes, resources)
+    read = partial(_read_request, await read_body(request), json_bytes, resources)
     loop = asyncio.get_running_loop()
     inference, items = await loop.run_in_executor(resources.parsing, read)
-    names = _output_names(inference, resources)
+    names = _select_outputs(inference, resources)
     check_top(inference.parameters.top, resources)
     if isinstance(items, list):
         encoded = (await encode_items_strictly(request, resources, items, param="inputs")).encoded
@@ -212,63 +213,65 @@ async def infer(
     outputs = {name: outputs[name] for name in names}
     content = {"model_name": model, "model_version": version}
     content |= {} if inference.id is None else {"id": inference.id}
-    write = partial(tensors.write, content, outputs, _binary_names(inference, names))
+    write = partial(tensors.write, content, outputs, _select_binary_outputs(inference, names))
     is_large = len(encoded.rows) > resources.settings.limits.max_images  # many texts
     writing = loop.run_in_executor(resources.compute, write) if is_large else None
     answer, head_bytes = write() if writing is None else await writing
-    stamp = headers(resources, encoded)
+    answer_headers = headers(resources, encoded)
     if head_bytes == len(answer):
-        return Response(answer, 200, stamp, JSON)
-    return Response(answer, 200, {**stamp, tensors.LENGTH_HEADER: str(head_bytes)}, RAW)
+        return Response(answer, 200, answer_headers, JSON)
+    return Response(answer, 200, {**answer_headers, tensors.LENGTH_HEADER: str(head_bytes)}, RAW)
 
 
-def _read(
+def _read_request(
     body: bytes, json_bytes: str | None, resources: Resources
 ) -> tuple[InferRequest, list[GivenItem] | ImageBatch]:
-    """Returns the request, and its encoded images and texts, or prepared pixels."""
+    """Returns the request, and its image files and texts or its preprocessed pixels."""
     head, binary = tensors.split(body, json_bytes)
-    if json_bytes is not None and not head:  # one raw tensor: a single image, without its length
+    if json_bytes is not None and not head:  # one raw tensor: a single image without a length
         return validate(InferRequest, _RAW_IMAGE), [bytes(binary)]
     content = require_object(load_json(head, resources.settings.limits))
     inference = validate(InferRequest, content)
     tensor = inference.inputs[0]
-    _check(tensor, len(binary), resources)
+    _check_tensor(tensor, len(binary), resources)
     if tensor.name == "image_u8":
         data = binary if tensor.data is None else tensor.data
         return inference, tensors.read_pixels(data, tensor.shape)
     return inference, _read_items(tensor, binary)
 
 
-def _check(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
-    """Raises BadRequest unless the model takes this tensor and all of its data came with it."""
+def _check_tensor(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
+    """Raises BadRequest unless the model accepts this tensor and its data is complete."""
     if tensor.name == "text":
         require_texts(resources, param="inputs")
-    inputs = _inputs(resources)
-    fits = any(
+    inputs = _describe_inputs(resources)
+    is_accepted = any(
         (accepted["name"], accepted["datatype"]) == (tensor.name, tensor.datatype)
         and tensor.shape[1:] in (accepted["shape"][1:], accepted["shape"][1:] or [1])
         for accepted in inputs
     )
-    if not fits or not tensor.shape:
-        takes = " or ".join("{name} {datatype} {shape}".format(**i) for i in inputs)
-        raise BadRequest(f"the input must be {takes}", param="inputs")
+    if not is_accepted or not tensor.shape:
+        choices = " or ".join("{name} {datatype} {shape}".format(**i) for i in inputs)
+        raise BadRequest(f"the input must be {choices}", param="inputs")
     if tensor.shape[0] == 0:
         raise BadRequest("the input must have at least 1 item, got 0", param="inputs")
     check = check_num_texts if tensor.name == "text" else check_count
     check(tensor.shape[0], resources.settings.limits)
     size = tensor.parameters.binary_data_size
     if (size is None) == (tensor.data is None):
-        raise BadRequest("the input carries either `data` or `binary_data_size`", param="inputs")
+        raise BadRequest("the input must have either `data` or `binary_data_size`", param="inputs")
     if (size or 0) != num_bytes:
-        wrong = f"binary_data_size must be the {num_bytes} bytes after the JSON part, got {size}"
-        raise BadRequest(wrong, param="inputs")
+        raise BadRequest(
+            f"binary_data_size must be {num_bytes}, the bytes after the JSON part, got {size}",
+            param="inputs",
+        )
 
 
 def _read_items(tensor: InputTensor, binary: memoryview) -> list[GivenItem]:
     is_text, num = tensor.name == "text", tensor.shape[0]
     if tensor.data is None:
         elements = tensors.read_bytes_elements(binary, num)
-        # Bytes outside UTF-8 become halves of surrogate pairs, which are refused as a text is.
+        # Invalid UTF-8 becomes lone surrogates, which the validation of texts refuses.
         texts = (GivenText(item.decode(errors="surrogateescape")) for item in elements if is_text)
         return [*texts] if is_text else [*elements]
     if not isinstance(tensor.data, list) or len(tensor.data) != num:
@@ -276,44 +279,50 @@ def _read_items(tensor: InputTensor, binary: memoryview) -> list[GivenItem]:
     return [GivenText(item) if is_text else image_from_field(item) for item in tensor.data]
 
 
-def _output_names(inference: InferRequest, resources: Resources) -> list[str]:
-    available = [output["name"] for output in _outputs(resources)]
+def _select_outputs(inference: InferRequest, resources: Resources) -> list[str]:
+    available = [output["name"] for output in _describe_outputs(resources)]
     if inference.outputs is None:
         return available
     names = list(dict.fromkeys(output.name for output in inference.outputs))
     if {"label_ids", "label_scores"}.intersection(names) and resources.model.data.foreign_centers:
         resources.model.data.require_lookup()  # raises Conflict
     if not names or not set(names) <= set(available):
-        raise BadRequest(f"outputs must be of {', '.join(available)}", param="outputs")
+        raise BadRequest(f"outputs must be among {', '.join(available)}", param="outputs")
     return names
 
 
-def _binary_names(inference: InferRequest, names: list[str]) -> frozenset[str]:
-    """Returns the outputs to send in binary: each output's own choice, else the request's."""
+def _select_binary_outputs(inference: InferRequest, names: list[str]) -> frozenset[str]:
+    """Returns the outputs to send in binary: chosen per output, else by the request's default."""
     default = inference.parameters.binary_data_output
     choices = {output.name: output.parameters.binary_data for output in inference.outputs or []}
     return frozenset(n for n in names if (default if choices.get(n) is None else choices[n]))
 
 
 def _check_version(model: str, version: str, resources: Resources) -> None:
-    """Raises NotFound unless this is the one version of the served model."""
+    """Raises NotFound unless `model` is the served model and `version` its only version."""
     check_model(model, resources)
     if version != _VERSION:
         raise NotFound(f"the version must be {_VERSION}", remedy=f"use {_VERSION}, or leave it out")
 
 
-def _inputs(resources: Resources) -> list[dict[str, Any]]:
+def _describe_inputs(resources: Resources) -> list[dict[str, Any]]:
     size = resources.encoder.preprocess.crop
-    images = [_tensor("image", "BYTES", -1), _tensor("image_u8", "UINT8", -1, 3, size, size)]
-    return images if resources.texts is None else [*images, _tensor("text", "BYTES", -1)]
+    images = [
+        _describe_tensor("image", "BYTES", -1),
+        _describe_tensor("image_u8", "UINT8", -1, 3, size, size),
+    ]
+    return images if resources.texts is None else [*images, _describe_tensor("text", "BYTES", -1)]
 
 
-def _outputs(resources: Resources) -> list[dict[str, Any]]:
-    embedding = [_tensor("embedding", "FP32", -1, resources.encoder.dimension)]
-    labels = [_tensor("label_ids", "INT32", -1, -1), _tensor("label_scores", "FP32", -1, -1)]
+def _describe_outputs(resources: Resources) -> list[dict[str, Any]]:
+    embedding = [_describe_tensor("embedding", "FP32", -1, resources.encoder.dimension)]
+    labels = [
+        _describe_tensor("label_ids", "INT32", -1, -1),
+        _describe_tensor("label_scores", "FP32", -1, -1),
+    ]
     return embedding if resources.lookup is None else embedding + labels
 
 
-def _tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
-    """Returns a tensor as the protocol describes it; -1 in its shape stands for any size."""
+def _describe_tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+    """Returns the protocol's description of a tensor; -1 in its shape means any size."""
     return {"name": name, "datatype": datatype, "shape": [*shape]}

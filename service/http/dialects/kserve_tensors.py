@@ -1,8 +1,8 @@
-"""Tensors on KServe's wire: a JSON part, then the binary tensors one after the other.
+"""Tensors in KServe's wire format: a JSON part, then the binary tensors one after the other.
 
-Inference-Header-Content-Length is the length of the JSON part; 0: the body is one raw tensor. An
-element of a binary BYTES tensor is its length as little-endian uint32, followed by its bytes. Every
-size that a client states is compared with the data before it is used.
+Inference-Header-Content-Length is the length of the JSON part; with 0, the body is one raw tensor.
+Each element of a binary BYTES tensor consists of its length, a little-endian uint32, and its bytes.
+Every size that a client states is compared with the data before it is used.
 """
 
 import math
@@ -26,7 +26,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 def split(body: bytes, json_bytes: str | None) -> tuple[memoryview, memoryview]:
-    """Returns the JSON part and the binary part. json_bytes: the header's text, None if absent."""
+    """Returns the JSON part and the binary part. json_bytes: the header, or None."""
     view = memoryview(body)
     if json_bytes is None:
         return view, view[len(view) :]
@@ -36,7 +36,7 @@ def split(body: bytes, json_bytes: str | None) -> tuple[memoryview, memoryview]:
 
 
 def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
-    """Returns the `num` elements of a binary BYTES tensor, which must fill it exactly."""
+    """Returns the `num` elements of a binary BYTES tensor. Raises BadRequest unless they fit."""
     elements: list[bytes] = []
     offset = 0
     while len(elements) < num and offset + _LENGTH.size <= len(tensor):
@@ -44,20 +44,22 @@ def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
         offset = start + _LENGTH.unpack_from(tensor, offset)[0]
         elements.append(bytes(tensor[start:offset]))
     if len(elements) < num or offset != len(tensor):
-        raise BadRequest(f"a BYTES tensor must end with its element {num}", param="inputs")
+        raise BadRequest(f"a BYTES tensor must consist of exactly {num} elements", param="inputs")
     return elements
 
 
 def read_pixels(data: Any, shape: Sequence[int]) -> ImageBatch:
-    """Returns a UINT8 tensor from its bytes, or from its numbers in JSON, nested or flat."""
+    """Returns a UINT8 tensor, read from bytes or from a nested or flat list of JSON numbers."""
     is_binary = isinstance(data, memoryview)
     try:
         values = np.frombuffer(data, np.uint8) if is_binary else np.asarray(data)
     except (ValueError, OverflowError):
         values = np.empty(0)
-    fits = values.dtype.kind in "iu" and values.size == math.prod(shape)
-    if not fits or not (is_binary or 0 <= values.min() <= values.max() <= _MAX_U8):
-        raise BadRequest("image_u8 must be integers in 0..255 that fill its shape", param="inputs")
+    fills_shape = values.dtype.kind in "iu" and values.size == math.prod(shape)
+    if not fills_shape or not (is_binary or 0 <= values.min() <= values.max() <= _MAX_U8):
+        raise BadRequest(
+            "image_u8 must contain integers in 0..255, as many as its shape states", param="inputs"
+        )
     return values.astype(np.uint8, copy=False).reshape(shape)
 
 
@@ -66,7 +68,7 @@ def write(
 ) -> tuple[bytes, int]:
     """Returns the body of an answer and the length of its JSON part.
 
-    content: the JSON part without its outputs. outputs: float32 or int32. binary: names of the
+    content: the JSON part without outputs. outputs: float32 or int32 arrays. binary: names of the
     outputs to send in binary.
     """
     descriptions, tensors = [], []

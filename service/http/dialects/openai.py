@@ -1,6 +1,6 @@
 """OpenAI's routes for embeddings and models, with the additions of NIM, Infinity, vLLM and Jina.
 
-The pydantic models of answers are documentation: vectors are written without passing through them.
+The pydantic models of answers with vectors only document them: the vectors are written directly.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ Modality = Literal["image", "text"]
 
 
 class EmbeddingsRequest(BaseModel):
-    """Images and texts in one of four ways; give `input` or `messages`.
+    """Images and texts, in either `input` or `messages`.
 
     `input`: a string, a list of strings, or a list of objects with `image` (base64, a data-URI or
-    URL), `image_url`, `url`, `bytes` (base64) or `text`. A string is an image where it is a
-    data-URI or a URL, else a text, for a model that takes texts; `modality` says otherwise.
-    `messages`: one message with one `image_url` or text; one embedding comes back.
+    URL), `image_url`, `url`, `bytes` (base64) or `text`. A string that is a data-URI or a URL is an
+    image, any other a text, unless `modality` states it; texts require a model with a text tower.
+    `messages`: one message with one `image_url` or text; the answer has one embedding.
     """
 
     model_config = ConfigDict(
@@ -73,26 +73,26 @@ class EmbeddingsRequest(BaseModel):
     model: str
     input: str | list[Any] | None = None
     messages: list[Any] | None = None
-    # Infinity, NIM: what the strings of `input` are, all of them or one by one.
+    # Infinity, NIM: the kind of the strings in `input`, one for all or one for each.
     modality: Modality | Annotated[list[Modality], Field(max_length=2048)] | None = None
-    # With base64, a row is little-endian float32; openai-python asks for it and decodes it.
+    # With base64, a row is little-endian float32; openai-python requests and decodes it.
     encoding_format: Literal["float", "base64"] | None = None
-    # Jina's field, which goes before `encoding_format`. With binary, 8 components are in an int8,
-    # with ubinary in a uint8; a bit is set where the value is at least 0.
+    # Jina's field, which takes precedence over `encoding_format`. With binary, an int8 packs 8
+    # components, with ubinary a uint8; a bit is set if the value is at least 0.
     embedding_type: EmbeddingType | None = None
     encoding_type: EmbeddingType | None = None  # the former name of `embedding_type`
-    # The number of first components to return, normalized again.
+    # Return only this number of first components, normalized again.
     dimensions: Annotated[WholeNumber, Field(ge=1)] | None = None
     normalized: Literal[True] | None = None  # Jina: rows always have unit length here
     user: str | None = None  # OpenAI: the end user; not used
-    task: str | None = None  # Jina: not used; texts and images are embedded in one way
+    task: str | None = None  # Jina: not used; the embedding does not depend on it
     input_type: str | None = None  # NIM: not used, like `task`
-    # NIM: with NONE, a text of more tokens than the model reads is refused; else its end is cut.
+    # NIM: with NONE, a text that exceeds the model's context is refused; else it is truncated.
     truncate: Literal["NONE", "START", "END"] | None = None
 
 
 class Embedding(BaseModel):
-    """One row: floats, base64 text or packed integers, as the request asked."""
+    """One row: floats, base64 or packed integers, depending on the requested format."""
 
     object: Literal["embedding"]
     index: int
@@ -100,7 +100,7 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """The number of tokens of the texts, as the model reads them; images have none."""
+    """The number of the texts' tokens, after truncation; images have no tokens."""
 
     prompt_tokens: int
     total_tokens: int
@@ -125,14 +125,14 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The one model that is served."""
+    """A list with the served model."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class OpenAIErrorBody(BaseModel):
-    """The refusal itself. code: the stable name of docs/reference/rest.md."""
+    """The content of a refusal. code: its stable name, listed in docs/reference/rest.md."""
 
     message: str
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
@@ -150,7 +150,7 @@ _SERVER_FAULT: Final = 500
 _TOO_MANY: Final = 429
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
+def _render_refusal(refusal: Refusal) -> dict[str, Any]:
     kind = "server_error" if refusal.status >= _SERVER_FAULT else "invalid_request_error"
     if refusal.status == _TOO_MANY:
         kind = "rate_limit_error"
@@ -176,12 +176,12 @@ DIALECT: Final = Dialect(
     ),
     "application/json",
     OpenAIError,
-    _refusal,
+    _render_refusal,
     WITHOUT_CLASS,
 )
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 
-# Fields of an object that stands for an image: those of Jina and of older LlamaIndex.
+# Image fields of an object in `input`, as Jina and older versions of LlamaIndex name them.
 _IMAGE_FIELDS: Final = ("image", "image_url", "url", "bytes")
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsResponse}, 404: {}}
 
@@ -203,13 +203,13 @@ async def create_embeddings(
 ) -> Response:
     """Embeds images and texts in OpenAI's format.
 
-    One bad image or text refuses the request, naming its index. A model without a tower of texts
-    answers 422 to a text.
+    If an image or text is invalid, the whole request is refused, and the error has its index. A
+    text sent to a model without a text tower is answered 422.
     """
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
     items, param = await loop.run_in_executor(
-        resources.compute, _items, body, resources.settings.limits
+        resources.compute, _read_items, body, resources.settings.limits
     )
     reject_long = rejects_long(body.truncate)
     encoded_items = await encode_items_strictly(
@@ -221,7 +221,7 @@ async def create_embeddings(
         {"object": "list", "model": resources.encoder.name, "usage": usage},
         [
             partial(dict, object="embedding", index=index, embedding=row)
-            for index, row in enumerate(_in_wire_format(rows, body))
+            for index, row in enumerate(_encode_rows(rows, body))
         ],
         headers(resources, encoded_items.encoded),
         resources,
@@ -233,25 +233,25 @@ async def create_embeddings(
 
 @router.get("/v1/models", dependencies=[needs()])
 async def models(resources: Opened, response: Response) -> ModelList:
-    """Answers with the served model in OpenAI's list of models."""
+    """Returns the served model as OpenAI's list of models."""
     response.headers.update(headers(resources))
     return ModelList(object="list", data=[_describe_model(resources)])
 
 
 @router.get("/v1/models/{model}", dependencies=[needs()], responses={404: {}})
 async def model(model: str, resources: Opened, response: Response) -> Model:
-    """Answers with the served model in OpenAI's format."""
+    """Returns the served model in OpenAI's format."""
     check_model(model, resources)
     response.headers.update(headers(resources))
     return _describe_model(resources)
 
 
-def _items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], str]:
-    """Returns the images and texts, and the client's name for one of them."""
+def _read_items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], str]:
+    """Returns the images and texts, and the template of an item's field name for errors."""
     if (body.input is None) == (body.messages is None):
-        raise BadRequest("give either `input` or `messages`", param="input")
+        raise BadRequest("the body must have either `input` or `messages`", param="input")
     if body.messages is not None:
-        return [_of_messages(body.messages)], "messages"
+        return [_read_messages(body.messages)], "messages"
     items = [body.input] if isinstance(body.input, str) else body.input or []
     if not items:
         raise BadRequest("input must have at least 1 item, got 0", param="input")
@@ -261,24 +261,27 @@ def _items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], st
             remedy="send strings; in LangChain set check_embedding_ctx_length=False",
             param="input",
         )
-    kinds = _modalities(body.modality, len(items))
-    parsed = [_of_item(item, kind) for item, kind in zip(items, kinds, strict=True)]
+    kinds = _item_modalities(body.modality, len(items))
+    parsed = [_read_item(item, kind) for item, kind in zip(items, kinds, strict=True)]
     num_texts = sum(isinstance(item, GivenText) for item in parsed)
     check_num_texts(num_texts, limits)
     check_count(len(parsed) - num_texts, limits)
     return parsed, "input[{index}]"
 
 
-def _modalities(modality: Modality | list[Modality] | None, num: int) -> list[Modality | None]:
-    """Returns what is stated of each item."""
+def _item_modalities(modality: Modality | list[Modality] | None, num: int) -> list[Modality | None]:
+    """Returns the stated modality of each item; None if it is not stated."""
     if not isinstance(modality, list):
         return [modality] * num
     if len(modality) != num:
-        raise BadRequest("modality must have an entry for each input", param="modality")
+        raise BadRequest(
+            f"modality must have {num} entries, one for each input, got {len(modality)}",
+            param="modality",
+        )
     return [*modality]
 
 
-def _of_item(item: Any, modality: Modality | None) -> GivenItem:
+def _read_item(item: Any, modality: Modality | None) -> GivenItem:
     if isinstance(item, str) and (modality or ("image" if is_image(item) else "text")) == "text":
         return GivenText(item)
     if not isinstance(item, dict):
@@ -288,23 +291,23 @@ def _of_item(item: Any, modality: Modality | None) -> GivenItem:
     fields = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
     if len(fields) != 1 or len(item) != 1:
         return ImageRejected(
-            "unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}, text"
+            "unreadable", f"an object must have exactly one of {', '.join(_IMAGE_FIELDS)}, text"
         )
     value = item[fields[0]]
     if fields[0] == "image_url":
-        return _of_image_url(value)
+        return _read_image_url(value)
     return image_from_field(value)
 
 
-def _of_image_url(value: Any) -> GivenImage:
-    """Reads an address, or OpenAI's object around it."""
+def _read_image_url(value: Any) -> GivenImage:
+    """Reads a data-URI or URL, or OpenAI's object with one."""
     return image_from_uri(value.get("url") if isinstance(value, dict) else value)
 
 
-def _of_messages(messages: list[Any]) -> GivenItem:
-    """Reads the one image or text of a conversation.
+def _read_messages(messages: list[Any]) -> GivenItem:
+    """Reads the only image or text of a conversation.
 
-    vLLM embeds a whole conversation at once; this model takes one image or one text.
+    vLLM embeds a whole conversation; this model embeds one image or one text.
     """
     contents = [
         message.get("content") if isinstance(message, dict) else None for message in messages
@@ -321,15 +324,15 @@ def _of_messages(messages: list[Any]) -> GivenItem:
         return GivenText(part.get("text"))
     if not isinstance(part, dict) or part.get("type") != "image_url":
         raise BadRequest(
-            "messages must hold exactly one image or one text",
+            "messages must contain exactly one image or one text",
             remedy="send one message whose content is"
             ' [{"type": "image_url", "image_url": {"url": "data:…"}}]',
             param="messages",
         )
-    return _of_image_url(part.get("image_url"))
+    return _read_image_url(part.get("image_url"))
 
 
-def _in_wire_format(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
+def _encode_rows(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
     match body.embedding_type or body.encoding_type or body.encoding_format:
         case "base64":
             return as_base64(rows)

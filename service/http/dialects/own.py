@@ -8,7 +8,7 @@ from mlcd.wire.shapes import Problem
 _PREFIX: Final = "urn:mlcd:problem:"
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
+def _render_refusal(refusal: Refusal) -> dict[str, Any]:
     extra = {"limit": refusal.limit, "index": refusal.index, "param": refusal.param}
     return {
         "type": _PREFIX + refusal.name,
@@ -21,5 +21,5 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
     }
 
 
-# It covers every path that no other dialect covers.
-DIALECT: Final = Dialect(("",), "application/problem+json", Problem, _refusal)
+# The empty prefix covers every path that no other dialect covers.
+DIALECT: Final = Dialect(("",), "application/problem+json", Problem, _render_refusal)

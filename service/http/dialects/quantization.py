@@ -1,4 +1,4 @@
-"""The formats of an embedding besides float32."""
+"""The formats of embeddings other than float32 arrays."""
 
 import base64
 from typing import Any, Final
@@ -19,9 +19,9 @@ def as_base64(rows: NDArray[Any]) -> list[str]:
 
 
 def as_int8(rows: Embeddings) -> NDArray[np.int8]:
-    """Returns 127 times each row over its largest component in magnitude, rounded: [N, D].
+    """Returns each row divided by its largest absolute component, times 127, rounded: [N, D].
 
-    Cosines stay the same but for rounding.
+    Cosines change only by the rounding.
     """
     largest = np.abs(rows).max(axis=1, keepdims=True)
     rounded: NDArray[np.int8] = np.rint(rows * (_INT8_MAX / largest)).astype(np.int8)
@@ -36,15 +36,15 @@ def as_uint8(rows: Embeddings) -> NDArray[np.uint8]:
 def as_ubinary(rows: Embeddings, *, param: str) -> NDArray[np.uint8]:
     """Packs rows into [N, D / 8]: bit = component >= 0, the first in the most significant bit.
 
-    Raises BadRequest naming `param`.
+    Raises BadRequest, with `param`, unless D is divisible by 8.
     """
     if rows.shape[1] % 8:
         raise BadRequest(
-            f"binary needs a dimension divisible by 8, got {rows.shape[1]}", param=param
+            f"binary requires a dimension divisible by 8, got {rows.shape[1]}", param=param
         )
     return np.packbits(rows >= 0, axis=1)
 
 
 def as_binary(rows: Embeddings, *, param: str) -> NDArray[np.int8]:
-    """Returns the values of `as_ubinary` less 128."""
+    """Returns the values of `as_ubinary` minus 128."""
     return (as_ubinary(rows, param=param).astype(np.int16) - _UINT8_ZERO).astype(np.int8)

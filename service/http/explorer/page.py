@@ -1,6 +1,6 @@
-"""The explorer's files: one page, and assets that are named by their content.
+"""The explorer's files: one page, and assets whose names contain a hash of their content.
 
-They are built from the sources beside this module, by `make explorer`, and ship with the package.
+`make explorer` builds the files from the sources in this folder; they ship with the package.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from starlette.responses import Response
 from mlcd.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
-# The page loads what this server has, and thumbnails that it fetched with a key (blob:).
+# The page loads files of this server, and thumbnails that it has fetched with a key (blob:).
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:;"
     " connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -28,7 +28,7 @@ _FOREVER: Final = "public, max-age=31536000, immutable"
 
 @dataclass(frozen=True)
 class _File:
-    """A file of the build, as it is and packed. digest: of its content, for the ETag."""
+    """A file of the build. packed: its content in gzip. digest: of its content, for the ETag."""
 
     content: bytes
     packed: bytes
@@ -44,13 +44,13 @@ async def page(request: Request) -> Response:
 @router.get("/assets/{name}")
 async def asset(name: str, request: Request) -> Response:
     if (file := _files().get(f"assets/{name}")) is None:
-        raise NotFound("unknown file of the page", remedy="load the page again")
+        raise NotFound("unknown file", remedy="reload the page")
     return _answer(request, file, _FOREVER)
 
 
 def _answer(request: Request, file: _File, caching: str) -> Response:
-    zipped = "gzip" in request.headers.get("accept-encoding", "")
-    tag = f'"{file.digest}{"-gzip" if zipped else ""}"'
+    accepts_gzip = "gzip" in request.headers.get("accept-encoding", "")
+    tag = f'"{file.digest}{"-gzip" if accepts_gzip else ""}"'
     headers = {
         "Content-Security-Policy": _POLICY,
         "Cache-Control": caching,
@@ -59,15 +59,15 @@ def _answer(request: Request, file: _File, caching: str) -> Response:
     }
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    if zipped:
+    if accepts_gzip:
         headers["Content-Encoding"] = "gzip"
-    content = file.packed if zipped else file.content
+    content = file.packed if accepts_gzip else file.content
     return Response(content, headers=headers, media_type=file.media_type)
 
 
 @cache
 def _files() -> dict[str, _File]:
-    """Returns the files of the build by their path in it."""
+    """Returns the files of the build by their paths in it."""
     built = resources.files("mlcd.service.http.explorer") / "static"
     paths = {"index.html": built / "index.html"}
     paths |= {f"assets/{file.name}": file for file in (built / "assets").iterdir()}

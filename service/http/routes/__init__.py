@@ -1,1 +1,1 @@
-"""The project's own routes, one file per resource; each parses, calls and maps errors."""
+"""The project's own routes, one file per resource."""

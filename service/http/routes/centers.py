@@ -1,4 +1,4 @@
-"""The routes of centers: their list, one of them, its members in a collection and their values."""
+"""The routes of centers: the list, one center, its members in a collection and their values."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from mlcd.service.http.center_pages import (
 )
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.member_pages import build_member_page, rank_values
-from mlcd.service.http.routes.collections import change, require_collection
+from mlcd.service.http.routes.collections import apply_change, require_collection
 from mlcd.service.http.routes.labels import require_lookup
 from mlcd.service.inference.lookup import Lookup
 from mlcd.service.resources import Resources
@@ -39,17 +39,21 @@ from mlcd.wire.nearest_centers import (
 router = APIRouter(tags=["labels"], route_class=JsonRoute)
 
 _Result = TypeVar("_Result")
-_MOST_EXAMPLES: Final = 12
-_MOST_LISTED: Final = 500
-_MOST_ASKED: Final = 500  # characters of a query
+_MAX_EXAMPLES: Final = 12
+_MAX_LISTED: Final = 500
+_MAX_QUERY_CHARS: Final = 500
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {} for status in (404, 409, 422, 429, 504)
 }
 _CHANGED: Final[dict[int | str, dict[str, Any]]] = {**_ERRORS, 503: {}}
 Center = Annotated[int, Path(ge=0)]
-Named = Annotated[str, Query(alias="collection", description="the name of a collection")]
-OrNone = Annotated[str | None, Query(alias="collection", description="the name of a collection")]
-Limit = Annotated[int, Query(ge=1, le=_MOST_LISTED)]
+RequiredCollection = Annotated[
+    str, Query(alias="collection", description="the name of a collection")
+]
+OptionalCollection = Annotated[
+    str | None, Query(alias="collection", description="the name of a collection")
+]
+Limit = Annotated[int, Query(ge=1, le=_MAX_LISTED)]
 
 
 @router.get(
@@ -62,53 +66,58 @@ async def list_centers(
     request: Request,
     resources: Opened,
     *,
-    in_collection: OrNone = None,
+    in_collection: OptionalCollection = None,
     sort: Annotated[
-        Sort | None, Query(description="members, or size without a collection, by default")
+        Sort | None, Query(description="default: members; without a collection, size")
     ] = None,
     descending: Annotated[
-        bool | None, Query(description="true, but for names and ids, by default")
+        bool | None, Query(description="default: true, except for sort=name and sort=id")
     ] = None,
-    name: Annotated[str | None, Query(description="a part of the name, whatever its case")] = None,
+    name: Annotated[str | None, Query(description="a part of the name, in any case")] = None,
     query: Annotated[
         str | None,
-        Query(max_length=_MOST_ASKED, description="words, each in the name or an alternate"),
+        Query(
+            max_length=_MAX_QUERY_CHARS,
+            description="words that must all occur in the name or its alternates",
+        ),
     ] = None,
     min_size: Annotated[int | None, Query(ge=0)] = None,
     max_size: Annotated[int | None, Query(ge=0)] = None,
     min_members: Annotated[int | None, Query(ge=0)] = None,
     max_members: Annotated[int | None, Query(ge=0)] = None,
-    examples: Annotated[int, Query(ge=0, le=_MOST_EXAMPLES)] = 4,
+    examples: Annotated[int, Query(ge=0, le=_MAX_EXAMPLES)] = 4,
     limit: Limit = 60,
     cursor: str | None = None,
 ) -> Response:
-    """Lists the centers page by page, with the nearest items of a collection as examples.
+    """Lists the centers in pages, with the nearest items of a collection as examples.
 
-    sort=recent: by the novelty of the images that were labeled last.
+    sort=recent: by the novelty of the most recently labeled images.
 
-    Without a collection the examples are those that ship with the centers. Centers whose value is
-    unknown come last.
+    Without a collection, the examples are those stored with the centers. Centers without the value
+    to sort by come last.
     """
     lookup = require_lookup(resources)
     clustered = await _find_clusters(request, resources, in_collection)
     sort = sort or ("size" if clustered is None else "members")
     if clustered is None and sort in ("members", "spread", "novelty"):
-        raise InvalidInput(f"{sort} needs a collection", remedy="name a collection")
+        raise InvalidInput(f"sort={sort} requires a collection", remedy="add `collection`")
     if clustered is None and (min_members, max_members) != (None, None):
-        raise InvalidInput("members need a collection", remedy="name a collection")
+        raise InvalidInput(
+            "min_members and max_members require a collection", remedy="add `collection`"
+        )
     options = ListOptions(
         sort=sort,
         descending=sort not in ("name", "id") if descending is None else descending,
         name=name,
         query=query,
-        least=_drop_missing(size=min_size, members=min_members),
-        most=_drop_missing(size=max_size, members=max_members),
+        minimums=_drop_missing(size=min_size, members=min_members),
+        maximums=_drop_missing(size=max_size, members=max_members),
         examples=examples,
         limit=limit,
         cursor=cursor,
     )
-    listing = partial(build_center_list, resources, lookup, clustered, options)
-    return await compute_answer(listing, request, resources, headers(resources))
+    build_page = partial(build_center_list, resources, lookup, clustered, options)
+    return await compute_answer(build_page, request, resources, headers(resources))
 
 
 @router.get(
@@ -122,15 +131,15 @@ async def describe_center(
     response: Response,
     center: Center,
     resources: Opened,
-    in_collection: OrNone = None,
+    in_collection: OptionalCollection = None,
 ) -> DescribedCenter:
     """Describes a center: size, name, the nearest other centers, and examples.
 
-    The examples are its nearest members, then items of the collection that is named, or of the
-    first four by name, which `collections` states. With a collection its members there are counted,
-    too.
+    The examples are the members stored with the center, then the nearest items of `collection` or,
+    without it, of the first four collections by name, which the field `collections` lists. With
+    `collection`, the answer also has the number of the center's members in it.
     """
-    lookup = _lookup_of(center, resources)
+    lookup = _require_center(center, resources)
     clustered = await _find_clusters(request, resources, in_collection)
     response.headers.update(headers(resources))
     return await _compute(
@@ -151,14 +160,14 @@ async def describe_center(
 async def rename_center(
     center: Center, body: NameRequest, request: Request, resources: Opened
 ) -> RenamedCenter:
-    """Gives a center a name, or takes it away; it is on the disk when this is answered, and every
+    """Names a center, or removes its name; the change is on disk before the answer, and every
     server process shows it from then on.
 
-    Later names from evidence leave it alone. A center whose name was taken away is free for them.
+    Names that are later computed from evidence do not replace it, but may fill a removed name.
     """
-    lookup = _lookup_of(center, resources)
+    lookup = _require_center(center, resources)
     name = check_name(body.name)
-    names = await change(request, resources, partial(lookup.rename, center, name))
+    names = await apply_change(request, resources, partial(lookup.rename, center, name))
     return RenamedCenter(centers=lookup.centers.digest, id=center, name=name, version=names.version)
 
 
@@ -172,22 +181,22 @@ async def list_members(
     request: Request,
     center: Center,
     resources: Opened,
-    in_collection: Named,
+    in_collection: RequiredCollection,
     limit: Limit = 60,
     cursor: str | None = None,
 ) -> Response:
-    """Lists the items of a collection whose nearest center this is, the nearest first."""
-    lookup = _lookup_of(center, resources)
-    clustered = await _find_clusters_of(request, resources, lookup, in_collection)
+    """Lists the items of a collection whose nearest center is this one, nearest items first."""
+    lookup = _require_center(center, resources)
+    clustered = await _require_clusters(request, resources, lookup, in_collection)
 
-    def listing() -> dict[str, Any]:
+    def build_page() -> dict[str, Any]:
         page = build_member_page(
             clustered.collection, clustered.clusters, center, limit=limit, cursor=cursor
         )
-        about = {"collection": in_collection, "centers": lookup.centers.digest, "id": center}
-        return {**about, **page}
+        subject = {"collection": in_collection, "centers": lookup.centers.digest, "id": center}
+        return {**subject, **page}
 
-    return await compute_answer(listing, request, resources, headers(resources))
+    return await compute_answer(build_page, request, resources, headers(resources))
 
 
 @router.get(
@@ -200,19 +209,19 @@ async def count_values(
     request: Request,
     center: Center,
     resources: Opened,
-    in_collection: Named,
+    in_collection: RequiredCollection,
     field: Annotated[str, Query(min_length=1, max_length=MAX_FIELD_BYTES)],
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
 ) -> Response:
     """Counts the values of a metadata field among a center's members in a collection.
 
-    An item with a list counts for each of its entries.
+    An item whose value is a list counts once for each distinct entry.
     """
-    lookup = _lookup_of(center, resources)
-    clustered = await _find_clusters_of(request, resources, lookup, in_collection)
+    lookup = _require_center(center, resources)
+    clustered = await _require_clusters(request, resources, lookup, in_collection)
 
-    def counting() -> CountedValues:
-        counts, num_others, missing = rank_values(clustered.clusters, center, field, limit)
+    def count() -> CountedValues:
+        counts, num_others, num_missing = rank_values(clustered.clusters, center, field, limit)
         return CountedValues(
             collection=in_collection,
             centers=lookup.centers.digest,
@@ -220,13 +229,13 @@ async def count_values(
             field=field,
             counts=counts,
             others=num_others,
-            missing=missing,
+            missing=num_missing,
         )
 
-    return await compute_answer(counting, request, resources, headers(resources))
+    return await compute_answer(count, request, resources, headers(resources))
 
 
-def _lookup_of(center: int, resources: Resources) -> Lookup:
+def _require_center(center: int, resources: Resources) -> Lookup:
     lookup = require_lookup(resources)
     num = len(lookup.centers.vectors)
     if center >= num:
@@ -239,10 +248,10 @@ async def _find_clusters(
 ) -> Clustered | None:
     if name is None:
         return None
-    return await _find_clusters_of(request, resources, require_lookup(resources), name)
+    return await _require_clusters(request, resources, require_lookup(resources), name)
 
 
-async def _find_clusters_of(
+async def _require_clusters(
     request: Request, resources: Resources, lookup: Lookup, name: str
 ) -> Clustered:
     collection = await require_collection(name, request, resources)

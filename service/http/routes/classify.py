@@ -25,11 +25,11 @@ from mlcd.service.http.openapi import BINARY, json_body
 from mlcd.service.http.problems import item_error
 from mlcd.service.http.queries import Queries, check_names, check_top, drop_nulls, queries_from_json
 from mlcd.service.http.text_encoding import (
-    both,
     check_num_chars,
     check_num_texts,
-    encode_on,
+    encode_with,
     require_texts,
+    run_both,
 )
 from mlcd.service.inference.served_texts import ServedTexts
 from mlcd.service.keys.rates import ComputedAccount
@@ -43,8 +43,8 @@ from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyReque
 router = APIRouter(tags=["labels"], route_class=JsonRoute)
 
 _OPTIONS: Final = tuple(ClassifyOptions.model_fields)
-_FOUND_BYTES: Final = 60  # the names of a result's fields, and its numbers
-_AS_GIVEN: Final = ("{}",)
+_RESULT_BYTES: Final = 60  # field names and numbers of a result in JSON
+_NO_TEMPLATES: Final = ("{}",)
 _FORM: Final[dict[str, Any]] = {
     "schema": {
         "type": "object",
@@ -52,7 +52,7 @@ _FORM: Final[dict[str, Any]] = {
         "properties": {
             "files": {"type": "array", "minItems": 1, "items": BINARY["schema"]},
             "names": {"type": "string", "description": 'JSON: ["a dog", "a cat"]'},
-            "templates": {"type": "string", "description": "simple, clip, or JSON, a list"},
+            "templates": {"type": "string", "description": "simple, clip, or a JSON list"},
             "top": {"type": "string", "pattern": "^[0-9]+$"},
         },
     }
@@ -70,26 +70,26 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ClassifiedIma
 async def classify(request: Request, resources: Opened) -> Response:
     """Finds the names that fit each image best, with their probabilities.
 
-    Where the model judges each pair alone, the probabilities of an image do not add up to 1. With
-    `templates`, a name stands for the mean of its prompts; without, it is a text as it is given.
-    A model without a tower of texts answers 422.
+    If the model scores each image-text pair independently, like SigLIP, the probabilities of an
+    image do not add up to 1. With `templates`, a name is embedded as the mean of its prompts,
+    otherwise as its own text. A model without a text tower answers 422.
     """
     tower = require_texts(resources, param="names")
     if media_type(request) == "application/json":
         content = drop_nulls(await read_json(request, resources))
-        options = _options(content)
+        options = _pop_options(content)
         check_names(content, (*_OPTIONS, "images", "embeddings"), request)
         (items,) = content.values() if len(content) == 1 else (None,)
         if not isinstance(items, list):
-            raise BadRequest("give one list, `images` or `embeddings`")
+            raise BadRequest("the body must have one list, either `images` or `embeddings`")
         _check_limits(options, resources)
-        asking = queries_from_json(request, content, resources)
+        reading = queries_from_json(request, content, resources)
     else:
         files, fields = await read_form(request, resources.settings.limits, texts=_OPTIONS)
-        options = _options(_parse_fields(fields))
+        options = _pop_options(_parse_fields(fields))
         _check_limits(options, resources)
-        asking = _queries(request, files, resources)
-    rows, queries = await both(_rows_of(request, options, tower, resources), asking)
+        reading = _encode_files(request, files, resources)
+    rows, queries = await run_both(_embed_names(request, options, tower, resources), reading)
     loop = asyncio.get_running_loop()
     work = partial(_rank_names, queries.embeddings, rows, tower.encoder.calibration, options.top)
     with time_stage("classify"):
@@ -97,7 +97,7 @@ async def classify(request: Request, resources: Opened) -> Response:
             loop.run_in_executor(resources.compute, work), request.state.deadline
         )
     calibration = tower.encoder.calibration
-    num_bytes = _num_bytes(options.names, ranked[0])
+    num_bytes = _estimate_bytes(options.names, ranked[0])
     check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `top`")
     return list_answer(
         {
@@ -106,7 +106,7 @@ async def classify(request: Request, resources: Opened) -> Response:
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, index, options.names, *columns)
+            partial(_build_result, index, options.names, *columns)
             for index, columns in zip(queries.rows, zip(*ranked, strict=True), strict=True)
         ],
         headers(resources, queries.encoded),
@@ -116,8 +116,8 @@ async def classify(request: Request, resources: Opened) -> Response:
     )
 
 
-def _options(content: dict[str, Any]) -> ClassifyOptions:
-    """Takes the options out of `content`, and checks them."""
+def _pop_options(content: dict[str, Any]) -> ClassifyOptions:
+    """Removes the options from `content`, and validates them."""
     options = {name: content.pop(name) for name in _OPTIONS if name in content}
     return validate(ClassifyOptions, options)
 
@@ -126,24 +126,24 @@ def _check_limits(options: ClassifyOptions, resources: Resources) -> None:
     limits = resources.settings.limits
     check_top(options.top, resources)
     check_num_texts(len(options.names), limits)
-    num = len(options.names) * len(_templates(options))
+    num = len(options.names) * len(_select_templates(options))
     if num > limits.max_prompts:
         raise TooLarge(
             f"a request must have at most {limits.max_prompts} prompts, got {num}",
             limit="max_prompts",
         )
-    check_num_chars(_num_chars(options), limits)
+    check_num_chars(_count_prompt_chars(options), limits)
 
 
-def _num_chars(options: ClassifyOptions) -> int:
-    """Returns the number of characters of all prompts, before they are made."""
-    chosen = _templates(options)
-    fixed = sum(len(template) for template in chosen)
-    return len(options.names) * fixed + len(chosen) * sum(map(len, options.names))
+def _count_prompt_chars(options: ClassifyOptions) -> int:
+    """Returns the number of characters of all prompts, without building the prompts."""
+    name_templates = _select_templates(options)
+    fixed = sum(len(template) for template in name_templates)
+    return len(options.names) * fixed + len(name_templates) * sum(map(len, options.names))
 
 
 def _parse_fields(fields: dict[str, str]) -> dict[str, Any]:
-    """Returns the options in a form's fields; a list is JSON there."""
+    """Returns the options in a form's fields, where lists are in JSON."""
     content: dict[str, Any] = {}
     for name, text in fields.items():
         is_json = name in ("names", "top") or text.startswith("[")
@@ -154,39 +154,39 @@ def _parse_fields(fields: dict[str, str]) -> dict[str, Any]:
     return content
 
 
-async def _queries(request: Request, images: list[bytes], resources: Resources) -> Queries:
+async def _encode_files(request: Request, images: list[bytes], resources: Resources) -> Queries:
     encoded = await encode(request, resources, images)
     return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded)
 
 
-def _templates(options: ClassifyOptions) -> tuple[str, ...]:
+def _select_templates(options: ClassifyOptions) -> tuple[str, ...]:
     match options.templates:
         case None:
-            return _AS_GIVEN
+            return _NO_TEMPLATES
         case "simple" | "clip" as name:
             return templates(name)
         case _:
             return tuple(options.templates)
 
 
-async def _rows_of(
+async def _embed_names(
     request: Request, options: ClassifyOptions, tower: ServedTexts, resources: Resources
 ) -> Embeddings:
-    """Returns the row of each name, [C, D]. Raises StrictBatch for a name without one.
+    """Returns the embedding of each name, [C, D]. Raises StrictBatch for a name without one.
 
-    Prompts that are in no cache are counted for the client's key. Those that are computed before
-    the deadline are in the cache when the request comes again.
+    Prompts that are not cached count against the rate limit of the client's key. Prompts computed
+    before the deadline are cached, so a retry of the request continues.
     """
     limits = resources.settings.limits
     loop = asyncio.get_running_loop()
-    prompts = await loop.run_in_executor(resources.compute, _prompts, options, limits)
+    prompts = await loop.run_in_executor(resources.compute, _build_prompts, options, limits)
     count_texts(len(prompts))
     account = ComputedAccount(resources.rate_limiter, request.state.key)
     num_templates = len(prompts) // len(options.names)
     rows = []
     for start in range(0, len(prompts), limits.max_texts):
         batch = prompts[start : start + limits.max_texts]
-        encoding = encode_on(
+        encoding = encode_with(
             tower, batch, deadline=request.state.deadline, account=account, owner=account.owner
         )
         encoded = (await encoding).encoded
@@ -201,29 +201,29 @@ async def _rows_of(
     )
 
 
-def _prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
-    """Returns the prompts of each name, name by name."""
+def _build_prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
+    """Returns the prompts of all names, grouped by name."""
     prompts = []
-    chosen = _templates(options)
+    name_templates = _select_templates(options)
     _check_unique(options.names)
     for index, name in enumerate(options.names):
-        if isinstance(bad := check_text(name, max_chars=limits.max_text_chars), TextRejected):
-            raise _bad_name(index, bad)
+        if isinstance(rejection := check_text(name, max_chars=limits.max_text_chars), TextRejected):
+            raise _bad_name(index, rejection)
         try:
-            prompts += [prompt(template, name) for template in chosen]
+            prompts += [prompt(template, name) for template in name_templates]
         except InvalidInput as error:
             raise BadRequest(error.message, param="templates") from error
     return prompts
 
 
 def _check_unique(names: list[str]) -> None:
-    """Raises BadRequest for a name given twice: both would have half of its probability."""
+    """Raises BadRequest for a repeated name: each copy would get half of the probability."""
     unique_names = set[str]()
     for index, name in enumerate(names):
         if name in unique_names:
             param = f"names[{index}]"
             raise BadRequest(
-                f"{param} repeats an earlier name", remedy="give each name once", param=param
+                f"{param} repeats an earlier name", remedy="send each name once", param=param
             )
         unique_names.add(name)
 
@@ -246,13 +246,13 @@ def _rank_names(
     )
 
 
-def _num_bytes(names: list[str], order: NDArray[np.int64]) -> int:
+def _estimate_bytes(names: list[str], order: NDArray[np.int64]) -> int:
     """Returns the approximate size of the answer."""
     lengths = np.array([len(name) for name in names], dtype=np.int64)
-    return int(lengths[order].sum()) + _FOUND_BYTES * order.size
+    return int(lengths[order].sum()) + _RESULT_BYTES * order.size
 
 
-def _result(
+def _build_result(
     index: int,
     names: list[str],
     order: NDArray[np.int64],
@@ -260,7 +260,7 @@ def _result(
     similarities: NDArray[np.float32],
 ) -> dict[str, Any]:
     ranked = [
-        {"name": names[place], "probability": float(probability), "similarity": float(similarity)}
-        for place, probability, similarity in zip(order, probabilities, similarities, strict=True)
+        {"name": names[rank], "probability": float(probability), "similarity": float(similarity)}
+        for rank, probability, similarity in zip(order, probabilities, similarities, strict=True)
     ]
     return {"index": index, "names": ranked}

@@ -1,7 +1,7 @@
 """The routes that create, list, describe and delete collections; other routes open them here.
 
-A job or a command may add a collection to the server's own while it runs; it is opened when a
-request names it. Changes are made off the event loop, and are durable before they are answered.
+A job or a command may add a collection while the server runs; the server opens it when a request
+names it. Changes run off the event loop, and are durable before they are answered.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from mlcd.wire.stored_items import (
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 _Result = TypeVar("_Result")
-_MOST_LISTED: Final = 1000
+_MAX_LISTED: Final = 1000
 _log = logging.getLogger("mlcd.service")
 
 
@@ -57,17 +57,18 @@ def _check_name_in_path(
 ) -> str:
     """Returns the collection's name in the path.
 
-    Raises what is wrong with it in the raw path: a%2Fitems%2Fb must not name the item b of a.
+    Raises InvalidInput if the name is invalid in the raw path: a%2Fitems%2Fb must not refer to the
+    item b of the collection a.
     """
-    if (wrong := find_name_error(request)) is not None:
-        raise wrong
+    if (error := find_name_error(request)) is not None:
+        raise error
     return name
 
 
 Name = Annotated[str, Depends(_check_name_in_path)]
-_ONE: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
-_MADE: Final[dict[int | str, dict[str, Any]]] = {
-    201: {"model": DescribedCollection, "description": "made now"},
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
+_CREATED: Final[dict[int | str, dict[str, Any]]] = {
+    201: {"model": DescribedCollection, "description": "created"},
     404: {},
     409: {},
 }
@@ -82,40 +83,40 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
 async def list_collections(
     request: Request,
     resources: Opened,
-    limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _MOST_LISTED,
+    limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
     cursor: str | None = None,
 ) -> Response:
-    """Lists all collections by name, page by page; those that are not `usable` hold embeddings of
-    another model.
+    """Lists all collections by name, in pages; a collection with embeddings of another model is
+    not `usable`.
 
-    Those that cannot be opened at all stand apart, with the reason.
+    Collections that cannot be opened are listed in `unusable`, with the reason.
     """
     store = resources.model.data.store
     if store is not None:
         await open_all_arrived(store, request, resources)
-    every = {} if store is None else store.all()
-    names = sorted(name for name in every if sees(name, request))
+    collections = {} if store is None else store.all()
+    names = sorted(name for name in collections if sees(name, request))
     if cursor is not None:
-        (last,) = read_cursor(cursor, str)
-        names = names[bisect_right(names, last) :]
+        (last_name,) = read_cursor(cursor, str)
+        names = names[bisect_right(names, last_name) :]
     page = names[:limit]
-    described = [await _describe(name, every[name], request, resources) for name in page]
+    described = [await _describe(name, collections[name], request, resources) for name in page]
     reasons = {} if store is None else store.unusable()
     unusable = [
         UnusableCollection(name=name, reason=reason)
-        for name, reason in sorted(reasons.items())[:_MOST_LISTED]
+        for name, reason in sorted(reasons.items())[:_MAX_LISTED]
         if sees(name, request)
     ]
-    following = {"next": write_cursor(page[-1])} if len(names) > len(page) else {}
+    next_page = {"next": write_cursor(page[-1])} if len(names) > len(page) else {}
     return await compute_answer(
-        partial(CollectionList, collections=described, unusable=unusable, **following),
+        partial(CollectionList, collections=described, unusable=unusable, **next_page),
         request,
         resources,
         exclude_unset=True,
     )
 
 
-@router.put("/v1/collections/{name}", dependencies=[needs("write")], responses=_MADE)
+@router.put("/v1/collections/{name}", dependencies=[needs("write")], responses=_CREATED)
 async def create_collection(
     name: Name,
     body: Annotated[CreateRequest, Body(default_factory=CreateRequest)],
@@ -125,18 +126,18 @@ async def create_collection(
 ) -> DescribedCollection:
     """Creates an empty collection for the served model's embeddings.
 
-    A collection of this name for the same model stays as it is.
+    An existing collection of this name for the same model does not change.
     """
     if not sees(name, request):
         raise OutsideKey(param="name")
     dimension = resources.encoder.dimension
     if body.dimension not in (None, dimension):
         raise InvalidInput(
-            f"dimension must be that of the served model, {dimension}, got {body.dimension}",
+            f"dimension must be {dimension}, like the served model's, got {body.dimension}",
             remedy="leave `dimension` out",
         )
     store, fingerprint = resources.model.data.require_store(), resources.encoder.fingerprint
-    collection, is_new = await change(
+    collection, is_new = await apply_change(
         request,
         resources,
         lambda: store.create(
@@ -148,29 +149,31 @@ async def create_collection(
     return await _describe(name, collection, request, resources)
 
 
-@router.get("/v1/collections/{name}", dependencies=[needs("search")], responses=_ONE)
+@router.get("/v1/collections/{name}", dependencies=[needs("search")], responses=_ERRORS)
 async def describe_collection(
     name: Name, request: Request, response: Response, resources: Opened
 ) -> DescribedCollection:
-    """Describes a collection's size and its index: how it was tuned, and its measured recall."""
+    """Describes a collection: its size, and its index with settings and measured recall."""
     collection = await require_collection(name, request, resources)
     response.headers.update(headers(resources))
     return await _describe(name, collection, request, resources)
 
 
-@router.delete("/v1/collections/{name}", dependencies=[needs("write")], responses={**_ONE, 503: {}})
+@router.delete(
+    "/v1/collections/{name}", dependencies=[needs("write")], responses={**_ERRORS, 503: {}}
+)
 async def delete_collection(name: Name, request: Request, resources: Opened) -> DeletedCollection:
-    """Deletes a collection with all its items for good, also one of another model."""
+    """Permanently deletes a collection with all its items, also if it belongs to another model."""
     store = resources.model.data.require_store()
     await open_arrived(name, request, resources)
-    await change(request, resources, lambda: store.delete(name))
+    await apply_change(request, resources, lambda: store.delete(name))
     return DeletedCollection(collection=name, outcome="deleted")
 
 
 async def _describe(
     name: str, collection: CollectionPort, request: Request, resources: Resources
 ) -> DescribedCollection:
-    description = await _within(request, resources.compute, collection.describe)
+    description = await _run_in_pool(request, resources.compute, collection.describe)
     promises = collection.promises
     index = DescribedIndex(
         kind=description.kind,
@@ -183,7 +186,7 @@ async def _describe(
         damaged=description.index_damaged,
         error=None
         if description.indexing_error is None
-        else "it could not be made; the log says why",
+        else "the index could not be built; see the server's log",
     )
     thumbnails = collection.describe_thumbnails()
     return DescribedCollection(
@@ -206,35 +209,34 @@ async def _describe(
 
 
 async def require_collection(name: str, request: Request, resources: Resources) -> CollectionPort:
-    """Returns the collection. Raises Conflict where it exists and cannot be opened.
-
-    Raises what `ModelData.require_collection` raises, too.
+    """Returns the collection. Raises Conflict if it exists but cannot be opened, and the errors of
+    `ModelData.require_collection`.
     """
     await open_arrived(name, request, resources)
     return resources.model.data.require_collection(name)
 
 
 async def open_arrived(name: str, request: Request, resources: Resources) -> None:
-    """Opens the collection if there is one that is not open.
+    """Opens the collection if it exists and is not open yet.
 
-    A name without a collection costs a look into the folder, and waits for no other request.
-    Raises NotFound where the key does not see it.
+    For a name without a collection this only checks the folder, without waiting for other requests.
+    Raises NotFound if the key may not see the collection.
     """
     check_seen(name, request)
     store = resources.model.data.store
     if store is None or store.find(name) is not None:
         return
-    if await _within(request, resources.compute, partial(store.has_arrived, name)):
-        await _within(request, resources.opening, partial(store.open_arrived, name))
+    if await _run_in_pool(request, resources.compute, partial(store.has_arrived, name)):
+        await _run_in_pool(request, resources.opening, partial(store.open_arrived, name))
 
 
 async def open_all_arrived(store: CollectionsPort, request: Request, resources: Resources) -> None:
-    """Opens all collections that are not open, and skips those that cannot be opened."""
-    if await _within(request, resources.compute, store.find_arrivals):
-        await _within(request, resources.opening, store.open_all_arrived)
+    """Opens all collections that are not open yet, and skips those that cannot be opened."""
+    if await _run_in_pool(request, resources.compute, store.find_arrivals):
+        await _run_in_pool(request, resources.opening, store.open_all_arrived)
 
 
-async def _within(
+async def _run_in_pool(
     request: Request, pool: ThreadPoolExecutor, work: Callable[[], _Result]
 ) -> _Result:
     return await within_deadline(
@@ -242,21 +244,21 @@ async def _within(
     )
 
 
-async def change(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
-    """Returns what `work` returns, a change on the disk, within the request's deadline.
+async def apply_change(
+    request: Request, resources: Resources, work: Callable[[], _Result]
+) -> _Result:
+    """Runs `work`, which changes files, within the request's deadline, and returns its result.
 
-    After the deadline the change may still be made; it is idempotent. Raises Unavailable where the
-    disk is full or no more files can be opened; nothing has changed then.
+    The change must be idempotent: it may still finish after the deadline. Raises Unavailable, with
+    nothing changed, if the disk is full or no more files can be opened.
     """
-    running = asyncio.get_running_loop().run_in_executor(
-        resources.writing, _without_file_names, work
-    )
+    running = asyncio.get_running_loop().run_in_executor(resources.writing, _hide_file_names, work)
     with time_stage("store"):
         return await within_deadline(running, request.state.deadline)
 
 
-def _without_file_names(work: Callable[[], _Result]) -> _Result:
-    """Does `work`; only the log, and not the client, sees the file names of a disk's error."""
+def _hide_file_names(work: Callable[[], _Result]) -> _Result:
+    """Runs `work`; logs the file names in a disk's error, and hides them from the client."""
     try:
         return work()
     except (StoreUnreachable, TooManyOpenFiles) as error:
@@ -266,5 +268,5 @@ def _without_file_names(work: Callable[[], _Result]) -> _Result:
         _log.error("a change cannot be stored: %s", error)
         raise Unavailable(
             "the server's disk is full or fails",
-            remedy="send the request again when there is space; what was acknowledged is kept",
+            remedy="retry when there is space; acknowledged changes are kept",
         ) from error

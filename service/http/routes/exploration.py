@@ -1,4 +1,4 @@
-"""The routes of an exploration: how far it is, another number of clusters, and single pictures."""
+"""The routes of an exploration: its progress, another number of clusters, and single pictures."""
 
 import asyncio
 from dataclasses import asdict
@@ -28,20 +28,20 @@ from mlcd.wire.explored_place import (
 
 router = APIRouter(tags=["exploration"], route_class=JsonRoute)
 _WEBP: Final = "image/webp"
-_MOST_SKIPPED: Final = 500
+_MAX_SKIPPED: Final = 500
 _SIDES: Final = (512, 1024, 2048)
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {404: {}, 422: {}}
 
 
 @router.get("/v1/exploration", dependencies=[needs("search")])
 async def get_exploration(request: Request) -> ExplorationStatus | None:
-    """Tells how far the exploration of this server's place is; null where it explores none."""
+    """Returns the progress of the exploration; null if this server does not explore a place."""
     if getattr(request.app.state, "exploration", None) is None or not sees(COLLECTION, request):
         return None
-    return _status(_exploration(request))
+    return _describe_status(_require_exploration(request))
 
 
-def _status(exploration: Exploration) -> ExplorationStatus:
+def _describe_status(exploration: Exploration) -> ExplorationStatus:
     now = exploration.board.now
     facts = asdict(now) | {
         "considered": list(now.considered),
@@ -57,18 +57,18 @@ def _status(exploration: Exploration) -> ExplorationStatus:
 
 @router.post("/v1/exploration", dependencies=[needs("write")], responses=_ERRORS)
 async def cluster_again(body: ClusterAgainRequest, request: Request) -> ExplorationStatus:
-    """Clusters the same pictures into another number of clusters, from the embeddings at hand."""
-    exploration = _exploration(request)
+    """Clusters the same pictures into another number of clusters, without embedding them again."""
+    exploration = _require_exploration(request)
     exploration.cluster_again(body.clusters)
-    return _status(exploration)
+    return _describe_status(exploration)
 
 
 @router.get("/v1/exploration/skipped", dependencies=[needs("search")], responses={404: {}})
 async def list_skipped(
-    request: Request, limit: Annotated[int, Query(ge=1, le=_MOST_SKIPPED)] = 100
+    request: Request, limit: Annotated[int, Query(ge=1, le=_MAX_SKIPPED)] = 100
 ) -> SkippedFiles:
-    """Lists the files that cannot be used, and why."""
-    exploration = _exploration(request)
+    """Lists the files that cannot be used, with reasons."""
+    exploration = _require_exploration(request)
     files = [
         SkippedFile(key=key, reason=picture.reason or "", detail=picture.detail or "")
         for key, picture in exploration.list_skipped(limit)
@@ -88,8 +88,8 @@ async def get_picture(
     resources: Opened,
     side: Annotated[int, Query(ge=64, le=_SIDES[-1])] = _SIDES[1],
 ) -> Response:
-    """Answers with a picture of the place, large: WebP of at most `side` pixels, upright."""
-    exploration = _exploration(request)
+    """Returns a large picture of the place: upright WebP, with at most `side` pixels per side."""
+    exploration = _require_exploration(request)
     limits = DecodeLimits(
         max_bytes=resources.settings.limits.max_body_bytes,
         max_pixels=resources.settings.limits.max_pixels,
@@ -105,13 +105,13 @@ async def get_picture(
             resources.rendering.run(owner, side * side, work), deadline
         )
     except ImageRejected as error:
-        raise NotFound("this picture cannot be read any more") from error
+        raise NotFound("the picture's file cannot be read any more") from error
     return Response(picture.data, headers={"Cache-Control": "private, no-cache"}, media_type=_WEBP)
 
 
-def _exploration(request: Request) -> Exploration:
+def _require_exploration(request: Request) -> Exploration:
     exploration = cast(Exploration | None, getattr(request.app.state, "exploration", None))
     if exploration is None:
-        raise NotFound("this server explores no place", remedy="start it by `mlcd explore PHOTOS`")
+        raise NotFound("this server does not explore a place", remedy="run `mlcd explore PHOTOS`")
     check_seen(COLLECTION, request)
     return exploration

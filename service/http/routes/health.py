@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from mlcd.service.http.access import Opened
-from mlcd.service.http.auth import names_seen
+from mlcd.service.http.auth import collection_filter
 from mlcd.service.timings import COLLECTIONS_SCRAPE_S
 
 router = APIRouter(tags=["health"])
@@ -17,35 +17,35 @@ router = APIRouter(tags=["health"])
 
 @router.get("/health/live")
 async def live() -> dict[str, Any]:
-    """Answers as long as the process lives."""
+    """Answers 200 while the process is running."""
     return {"status": "live"}
 
 
 @router.get("/health/ready", responses={503: {"model": dict[str, str]}})
 async def ready(resources: Opened, response: Response) -> dict[str, Any]:
-    """Answers 200 if an inference succeeded in the last half second and no stop is under way.
+    """Answers 200 if an inference succeeded in the last half second and the server is not stopping.
 
-    If no request asked for an inference, one is tried.
+    If no request needed an inference in that time, the server runs one.
     """
-    healthy = await resources.readiness.check()
-    response.status_code = 200 if healthy else 503
-    return {"status": "ready" if healthy else "not ready"}
+    is_ready = await resources.readiness.check()
+    response.status_code = 200 if is_ready else 503
+    return {"status": "ready" if is_ready else "not ready"}
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request, resources: Opened) -> Response:
-    """Answers with metrics in Prometheus' text format.
+    """Returns metrics in Prometheus' text format.
 
-    On a server with keys, only a request with a key of scope `search` sees names of collections,
-    and of no other than those of the key.
-    Metrics of collections are left out where their store does not answer in a second.
+    On a server with keys, names of collections are visible only to keys with the scope `search`,
+    and only for collections that the key may see. Metrics of collections are left out if their
+    store does not answer within a second.
     """
-    is_visible = names_seen(request, "search")
+    is_visible = collection_filter(request, "search")
     exposition = resources.metrics.exposition()
     collection_metrics = asyncio.get_running_loop().run_in_executor(
         resources.scraping, partial(resources.metrics.of_collections, is_visible)
     )
-    # A store of collections may be behind a network that has just gone.
+    # The store of collections may have just become unreachable.
     with suppress(TimeoutError):
         async with asyncio.timeout(COLLECTIONS_SCRAPE_S):
             exposition += await collection_metrics

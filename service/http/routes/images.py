@@ -32,11 +32,11 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 async def embed_images(request: Request, resources: Opened) -> Response:
     """Embeds the images of a multipart form (field `files`) or one raw image.
 
-    JSON and Arrow answer per image. The two binary matrices are all or nothing: one bad image
-    refuses the request, naming its index.
+    JSON and Arrow report errors per image. For the raw and npy matrices, one invalid image refuses
+    the whole request, and the error has its index.
     """
-    chosen = negotiate(request, OFFERED)
+    media_type = negotiate(request, OFFERED)
     with resources.dispatcher.announce():
         images = await read_images(request, resources.settings.limits)
     encoded = await encode(request, resources, images)
-    return embedding_answer(chosen, encoded, resources, param="files")
+    return embedding_answer(media_type, encoded, resources, param="files")

@@ -21,7 +21,7 @@ router = APIRouter(tags=["info"])
 
 @router.get("/v1/info", dependencies=[needs()])
 async def info(request: Request, resources: Opened, response: Response) -> Info:
-    """Describes the model, preprocessing, engine, centers, collections and every limit."""
+    """Describes the model, preprocessing, engine, centers, collections and limits."""
     encoder, store = resources.encoder, resources.model.data.store
     response.headers.update(headers(resources))
     return Info(
@@ -33,7 +33,9 @@ async def info(request: Request, resources: Opened, response: Response) -> Info:
         preprocess=asdict(encoder.preprocess),
         image_formats=[*list_formats()],
         texts=None if resources.texts is None else _describe_texts(resources.texts),
-        centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
+        centers=None
+        if resources.lookup is None
+        else _describe_centers(resources, resources.lookup),
         collections=sorted(name for name in resources.collections if sees(name, request)),
         creates_collections=store is not None and store.writable,
         limits=resources.settings.limits.model_dump(),
@@ -50,12 +52,12 @@ def _describe_texts(texts: ServedTexts) -> DescribedTexts:
     )
 
 
-def _center_set(resources: Resources, lookup: Lookup) -> CenterSet:
-    by_engine = resources.model.engine.labels_of == lookup.centers.digest
+def _describe_centers(resources: Resources, lookup: Lookup) -> CenterSet:
+    engine_labels = resources.model.engine.labels_of == lookup.centers.digest
     return CenterSet(
         digest=lookup.centers.digest,
         num_centers=len(lookup.centers.vectors),
         modes=[*lookup.modes],
         audit=None if lookup.approximation is None else Audit(**lookup.approximation.audit),
-        labels_by="engine" if by_engine else "server",
+        labels_by="engine" if engine_labels else "server",
     )

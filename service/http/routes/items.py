@@ -27,7 +27,7 @@ from mlcd.service.http.new_thumbnails import thumbnails_of
 from mlcd.service.http.openapi import BINARY, json_body
 from mlcd.service.http.problems import item_error
 from mlcd.service.http.queries import check_names, drop_nulls
-from mlcd.service.http.routes.collections import Name, change, require_collection
+from mlcd.service.http.routes.collections import Name, apply_change, require_collection
 from mlcd.service.http.unknown_names import unknown_name
 from mlcd.service.inference.outcomes import Encoded
 from mlcd.service.resources import Resources
@@ -47,7 +47,7 @@ router = APIRouter(tags=["collections"], route_class=JsonRoute)
 ItemId = Annotated[
     str,
     Path(
-        description="percent-encoded; slashes may stay, other than one before `thumbnail`",
+        description="percent-encoded; a slash needs no encoding, except before `thumbnail`",
         json_schema_extra={"minLength": 1},
     ),
 ]
@@ -60,7 +60,7 @@ _FORM: Final[dict[str, Any]] = {
             "files": {"type": "array", "minItems": 1, "items": BINARY["schema"]},
             "items": {
                 "type": "string",
-                "description": "JSON, an entry for each file:"
+                "description": "a JSON list with one entry for each file:"
                 ' [{"id": "a.jpg", "metadata": {"album": "sea"}}]',
             },
         },
@@ -77,8 +77,8 @@ _CHANGED: Final[dict[int | str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class _Given:
-    """An item of a request, checked. source: an image to embed, or its unit embedding [D]."""
+class _NewItem:
+    """A validated item of a request. source: an image to embed, or a unit embedding [D]."""
 
     id: str
     metadata: dict[str, Any]
@@ -87,15 +87,15 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The items to add and the errors of those that cannot be added, by index in the request."""
+    """The items to add, and the errors of invalid items, by index in the request."""
 
-    items: dict[int, _Given]
+    items: dict[int, _NewItem]
     errors: dict[int, InvalidInput]
 
 
 @dataclass(frozen=True)
 class _Embedded:
-    """The embeddings and thumbnails of a batch, by index, and the encoding behind them."""
+    """The embeddings and thumbnails of a batch by index. encoded: None if no image was encoded."""
 
     rows: dict[int, Embeddings]
     thumbnails: dict[int, Thumbnail]
@@ -110,22 +110,26 @@ class _Embedded:
     openapi_extra=json_body(AddRequest, **{"multipart/form-data": _FORM}),
 )
 async def add_items(name: Name, request: Request, resources: Opened) -> Response:
-    """Adds items, or replaces those with the same id: `created`, `updated` or `unchanged`.
+    """Adds items, or replaces items with the same ids: `created`, `updated` or `unchanged`.
 
-    The items are durable when this is answered. An item that cannot be used is listed in `errors`,
-    and the others are kept.
+    The items are durable before the answer. An invalid item is listed in `errors`; the valid items
+    are added.
     """
     collection = await require_collection(name, request, resources)
     collection.check_writable()
-    batch = await _read(request, resources)
-    pictured = resources.settings.thumbnails.enabled and collection.takes_thumbnails
-    embedded = await _embed(request, resources, batch, pictured=pictured)
+    batch = await _read_batch(request, resources)
+    with_thumbnails = resources.settings.thumbnails.enabled and collection.takes_thumbnails
+    embedded = await _embed(request, resources, batch, with_thumbnails=with_thumbnails)
     items = [
         Item(new_item.id, embedded.rows[index], new_item.metadata, embedded.thumbnails.get(index))
         for index, new_item in batch.items.items()
     ]
-    outcomes = await change(request, resources, lambda: collection.add(items)) if items else []
-    versions = await _versions(request, resources, collection, [item.id for item in items])
+    outcomes = (
+        await apply_change(request, resources, lambda: collection.add(items)) if items else []
+    )
+    versions = await _thumbnail_versions(
+        request, resources, collection, [item.id for item in items]
+    )
     added = zip(batch.items, items, outcomes, versions, strict=True)
     return json_answer(
         {
@@ -156,13 +160,13 @@ async def get_item(
     *,
     embedding: Annotated[bool, Query()] = False,
 ) -> Response:
-    """Answers with an item's metadata and, with `embedding`, its unit embedding."""
+    """Returns an item's metadata and, with `embedding`, its unit embedding."""
     collection = await require_collection(name, request, resources)
     item = await within_deadline(
         asyncio.get_running_loop().run_in_executor(resources.compute, collection.get, id),
         request.state.deadline,
     )
-    (version,) = await _versions(request, resources, collection, [id])
+    (version,) = await _thumbnail_versions(request, resources, collection, [id])
     return json_answer(
         {
             "collection": name,
@@ -187,9 +191,9 @@ async def update_item(
     request: Request,
     resources: Opened,
 ) -> ChangedItem:
-    """Replaces an item's metadata; its embedding stays."""
+    """Replaces an item's metadata; its embedding does not change."""
     collection = await require_collection(name, request, resources)
-    outcome = await change(
+    outcome = await apply_change(
         request, resources, lambda: collection.update_metadata(id, body.metadata)
     )
     return ChangedItem(collection=name, id=id, outcome=outcome)
@@ -206,9 +210,9 @@ async def delete_item(
     request: Request,
     resources: Opened,
 ) -> ChangedItem:
-    """Deletes an item; no search that begins after this is answered finds it."""
+    """Deletes an item; searches that start after the answer do not find it."""
     collection = await require_collection(name, request, resources)
-    await change(request, resources, lambda: collection.delete(id))
+    await apply_change(request, resources, lambda: collection.delete(id))
     return ChangedItem(collection=name, id=id, outcome="deleted")
 
 
@@ -221,9 +225,9 @@ async def delete_item(
 async def delete_items(
     name: Name, body: DeleteRequest, request: Request, resources: Opened
 ) -> Response:
-    """Deletes items, all in one transaction; those that do not exist are `missing`."""
+    """Deletes items in one transaction; ids that do not exist are `missing`."""
     collection = await require_collection(name, request, resources)
-    outcomes = await change(request, resources, lambda: collection.delete_all(body.ids))
+    outcomes = await apply_change(request, resources, lambda: collection.delete_all(body.ids))
     results = [
         {"id": item_id, "outcome": outcome}
         for item_id, outcome in zip(body.ids, outcomes, strict=True)
@@ -232,7 +236,7 @@ async def delete_items(
     return await compute_answer(lambda: content, request, resources)
 
 
-async def _read(request: Request, resources: Resources) -> _Batch:
+async def _read_batch(request: Request, resources: Resources) -> _Batch:
     loop, limits = asyncio.get_running_loop(), resources.settings.limits
     images: list[bytes] | None = None
     if media_type(request) == "multipart/form-data":
@@ -240,20 +244,23 @@ async def _read(request: Request, resources: Resources) -> _Batch:
             images, texts = await read_form(request, limits, texts=("items",))
         values = await _parse_list(texts.get("items"), resources)
         if len(values) != len(images):
-            raise BadRequest("`items` must have an entry for each file", param="items")
+            raise BadRequest(
+                f"`items` must have an entry for each of {len(images)} files, got {len(values)}",
+                param="items",
+            )
     else:
         content = drop_nulls(await read_json(request, resources))
         check_names(content, ("items",), request)
-        listed = content.get("items")
-        if not isinstance(listed, list) or not listed:
+        entries = content.get("items")
+        if not isinstance(entries, list) or not entries:
             raise BadRequest(
                 "`items` must be a list of items",
                 remedy="for example"
                 ' {"items": [{"id": "a.jpg", "image": "data:image/jpeg;base64,…"}]}',
                 param="items",
             )
-        check_count(len(listed), limits)
-        values = listed
+        check_count(len(entries), limits)
+        values = entries
     return await loop.run_in_executor(
         resources.compute, _check_values, values, images, resources.encoder.dimension
     )
@@ -263,7 +270,7 @@ async def _parse_list(text: str | None, resources: Resources) -> list[Any]:
     if text is None:
         raise BadRequest(
             "the form must have a field `items`",
-            remedy='give a JSON list, for example [{"id": "a.jpg"}]',
+            remedy='send a JSON list, for example [{"id": "a.jpg"}]',
             param="items",
         )
     try:
@@ -286,7 +293,7 @@ def _check_values(values: list[Any], images: list[bytes] | None, dimension: int)
             continue
         if new_item.id in ids:
             batch.errors[index] = InvalidInput(
-                "an earlier item of this request has the same id", remedy="give every id once"
+                "an earlier item of this request has the same id", remedy="send each id once"
             )
         else:
             batch.items[index] = new_item
@@ -294,7 +301,7 @@ def _check_values(values: list[Any], images: list[bytes] | None, dimension: int)
     return batch
 
 
-def _parse_item(value: object, image: bytes | None, dimension: int) -> _Given:
+def _parse_item(value: object, image: bytes | None, dimension: int) -> _NewItem:
     if not isinstance(value, dict):
         raise InvalidInput("an item must be a JSON object")
     fields = drop_nulls(value)
@@ -303,29 +310,29 @@ def _parse_item(value: object, image: bytes | None, dimension: int) -> _Given:
     item_id, metadata = check_new_id(fields.get("id")), fields.get("metadata", {})
     encode_metadata(item_id, metadata)
     if ("image" in fields) + ("embedding" in fields) + (image is not None) != 1:
-        raise InvalidInput("the item needs either an image or an embedding")
+        raise InvalidInput("the item must have either an image or an embedding")
     if "embedding" in fields:
-        return _Given(
-            item_id, metadata, unit_embedding(item_id, _numbers(fields["embedding"]), dimension)
+        return _NewItem(
+            item_id, metadata, unit_embedding(item_id, _to_vector(fields["embedding"]), dimension)
         )
     source = image_from_uri(fields["image"]) if image is None else image
     if isinstance(source, ImageRejected):
         raise source
-    return _Given(item_id, metadata, source)
+    return _NewItem(item_id, metadata, source)
 
 
-def _numbers(value: object) -> Embeddings:
+def _to_vector(value: object) -> Embeddings:
     if not isinstance(value, list) or not all(type(number) in (int, float) for number in value):
         raise InvalidInput("the embedding must be a list of numbers")
     return np.asarray(value, dtype=np.float64)
 
 
 async def _embed(
-    request: Request, resources: Resources, batch: _Batch, *, pictured: bool
+    request: Request, resources: Resources, batch: _Batch, *, with_thumbnails: bool
 ) -> _Embedded:
-    """Returns the embedding of each item; an item without a usable image moves to the errors.
+    """Returns the embedding of each item; moves items with unusable images to `batch.errors`.
 
-    pictured: items that are given by image get a thumbnail.
+    with_thumbnails: render thumbnails for items with images.
     """
     embedded: dict[int, Embeddings] = {}
     images: dict[int, GivenImage] = {}
@@ -339,7 +346,9 @@ async def _embed(
         return _Embedded(embedded, {}, None)
     indexes, thumbnails = list(images), dict[int, Thumbnail]()
 
-    async def picture(fetched_images: Sequence[bytes | ImageRejected], encoded: Encoded) -> None:
+    async def add_thumbnails(
+        fetched_images: Sequence[bytes | ImageRejected], encoded: Encoded
+    ) -> None:
         usable = {
             indexes[row]: image
             for row in encoded.rows
@@ -352,7 +361,7 @@ async def _embed(
         resources,
         list(images.values()),
         num_beside=len(embedded),
-        after=picture if pictured else None,
+        after=add_thumbnails if with_thumbnails else None,
     )
     embedded |= {
         indexes[row]: vector for row, vector in zip(encoded.rows, encoded.embeddings, strict=True)
@@ -363,10 +372,10 @@ async def _embed(
     return _Embedded(embedded, thumbnails, encoded)
 
 
-async def _versions(
+async def _thumbnail_versions(
     request: Request, resources: Resources, collection: CollectionPort, ids: list[str]
 ) -> list[str | None]:
-    """Returns the version of each item's thumbnail, null where it has none."""
+    """Returns the version of each item's thumbnail, None for items without one."""
     return await within_deadline(
         asyncio.get_running_loop().run_in_executor(
             resources.compute, collection.thumbnail_versions, ids

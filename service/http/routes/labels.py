@@ -1,4 +1,4 @@
-"""The route that finds the nearest centers of images or texts: multi-label look-up."""
+"""The route that labels images or texts with their nearest centers."""
 
 import asyncio
 from contextlib import nullcontext
@@ -42,7 +42,7 @@ from mlcd.wire.nearest_centers import LabeledImages
 
 router = APIRouter(tags=["labels"])
 
-_LABEL_BYTES: Final = 80  # at least, of a label or an example
+_LABEL_BYTES: Final = 80  # least size of a label or an example in JSON
 _OFFERED: Final = (JSON, RAW, NPY)
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": LabeledImages, "content": {RAW: BINARY, NPY: BINARY}},
@@ -69,27 +69,27 @@ async def label(
 ) -> Response:
     """Finds the `top` nearest centers of each image or text, best first.
 
-    A label names the cluster that the center belongs to, and its path through the levels.
-    With `threshold`, less similar centers are left out. With `examples`, JSON answers have that
-    many members of each center, where the centers shipped with them.
+    A label has the cluster that the center belongs to, and its path through the levels.
+    `threshold` leaves out less similar centers. `examples` adds that many members of each center
+    to JSON answers, if members are stored with the centers.
 
-    JSON answers per item. The binary formats are all or nothing: one bad item refuses the
+    JSON reports errors per item; for the binary formats, one invalid item refuses the whole
     request. Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l is in
-    X-Mlcd-Top. npy: n records of ids (l int32) and scores (l float32). Where a threshold leaves
-    fewer than l: id -1, score -inf.
+    X-Mlcd-Top. npy: n records of ids (l int32) and scores (l float32). If fewer than l centers
+    reach the threshold, the row is padded with id -1 and score -inf.
     """
-    chosen = negotiate(request, _OFFERED)
+    media_type = negotiate(request, _OFFERED)
     lookup = require_lookup(resources)
     if mode not in lookup.modes:
         raise InvalidInput(
-            "approximate labels are off",
+            "this server does not offer approximate labels",
             remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true",
         )
     check_top(top, resources)
     engine_labels = EngineLabels(lookup.centers.digest)
     with engine_labels.request() if mode == "exact" else nullcontext():
         queries = await read_queries(request, resources)
-    if chosen != JSON and queries.errors:
+    if media_type != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
     loop = asyncio.get_running_loop()
     search = partial(_find_labels, lookup, queries, top, threshold, mode, engine_labels)
@@ -98,24 +98,24 @@ async def label(
             loop.run_in_executor(resources.compute, search), request.state.deadline
         )
     if mode == "exact":
-        scanned = len(neighbors.ids) - engine_labels.num_used
-        resources.metrics.labels_found(engine=engine_labels.num_used, server=scanned)
+        num_scanned = len(neighbors.ids) - engine_labels.num_used
+        resources.metrics.labels_found(engine=engine_labels.num_used, server=num_scanned)
     if novel is not None:
         resources.metrics.count_labeled(images=len(neighbors.ids), novel=novel)
-    stamp = {
+    answer_headers = {
         **headers(resources, queries.encoded),
         "X-Mlcd-Mode": mode,
         "X-Mlcd-Top": str(neighbors.ids.shape[1]),
     }
-    if chosen == RAW:
+    if media_type == RAW:
         return Response(
             neighbors.ids.astype("<i4").tobytes() + neighbors.scores.astype("<f4").tobytes(),
             200,
-            stamp,
+            answer_headers,
             RAW,
         )
-    if chosen == NPY:
-        return Response(to_npy(_records(neighbors)), 200, stamp, NPY)
+    if media_type == NPY:
+        return Response(to_npy(_to_records(neighbors)), 200, answer_headers, NPY)
     num_items = neighbors.ids.size * (1 + examples)
     check_answer_bytes(
         _LABEL_BYTES * num_items,
@@ -127,16 +127,16 @@ async def label(
             **provenance(resources),
             "centers": lookup.centers.digest,
             "mode": mode,
-            **_audit(lookup, mode),
+            **_audit_fields(lookup, mode),
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, index, ids, scores, lookup.centers, examples)
+            partial(_build_result, index, ids, scores, lookup.centers, examples)
             for index, ids, scores in zip(
                 queries.rows, neighbors.ids, neighbors.scores, strict=True
             )
         ],
-        stamp,
+        answer_headers,
         resources,
         num_items=num_items,
     )
@@ -150,8 +150,8 @@ def _find_labels(
     mode: LookupMode,
     engine_labels: EngineLabels,
 ) -> tuple[Neighbors, int | None]:
-    """Returns the nearest centers, and how many images lie beyond their cluster's members; None
-    where that is not known.
+    """Returns the nearest centers, and the number of novel images: images farther from their center
+    than its members usually are. None if that is unknown.
     """
     lookup.follow_names()
     neighbors = lookup.nearest(
@@ -166,21 +166,21 @@ def require_lookup(resources: Resources) -> Lookup:
     return resources.model.data.require_lookup()
 
 
-def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
-    """Returns the audit for an answer with approximate labels."""
+def _audit_fields(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
+    """Returns the audit of approximate labels, which only their answers have."""
     if mode == "exact" or lookup.approximation is None:
         return {}
     return {"audit": lookup.approximation.audit}
 
 
-def _records(neighbors: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
+def _to_records(neighbors: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
     num, length = neighbors.ids.shape
     records = np.zeros(num, np.dtype([("ids", "<i4", (length,)), ("scores", "<f4", (length,))]))
     records["ids"], records["scores"] = neighbors.ids, neighbors.scores
     return records
 
 
-def _result(
+def _build_result(
     index: int,
     ids: NDArray[np.int64],
     scores: NDArray[np.float32],
@@ -188,14 +188,16 @@ def _result(
     num_examples: int,
 ) -> dict[str, Any]:
     labels = [
-        _label(int(center), float(score), centers, num_examples)
+        _build_label(int(center), float(score), centers, num_examples)
         for center, score in zip(ids, scores, strict=True)
         if center >= 0
     ]
     return {"index": index, "labels": labels}
 
 
-def _label(center: int, similarity: float, centers: Centers, num_examples: int) -> dict[str, Any]:
+def _build_label(
+    center: int, similarity: float, centers: Centers, num_examples: int
+) -> dict[str, Any]:
     label = {
         "id": center,
         "similarity": similarity,

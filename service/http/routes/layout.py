@@ -1,4 +1,4 @@
-"""The routes of a collection's layout: its points, the values to color them by, and its items."""
+"""The routes of a collection's layout: points, values to color them by, a legend, and items."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -45,15 +45,15 @@ from mlcd.wire.item_search import LayoutItems, LayoutItemsRequest, LayoutLegend
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 
 _Result = TypeVar("_Result")
-_ROWS: Final = 1024  # items whose thumbnails are looked up together
-_ITEM_BYTES: Final = 100  # the names of an item's fields, and what is not text
+_ITEMS_PER_BLOCK: Final = 1024  # items whose thumbnails are looked up together
+_ITEM_BYTES: Final = 100  # field names and numbers of an item in JSON
 _METADATA: Final = "metadata."
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {} for status in (404, 409, 422, 429, 504)
 }
 _NUMBERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {RAW: BINARY}},
-    304: {"description": "The layout is the one that If-None-Match names"},
+    304: {"description": "The layout has the ETag in If-None-Match"},
     **_ERRORS,
 }
 _FILES: Final = {
@@ -65,8 +65,12 @@ _ITEMS: Final[dict[int | str, dict[str, Any]]] = {
     406: {},
     **_ERRORS,
 }
-First = Annotated[int | None, Query(ge=1, description="how many rows; all by default")]
-By = Annotated[str, Query(min_length=1, max_length=200, description="cluster, or metadata.FIELD")]
+FirstRows = Annotated[
+    int | None, Query(ge=1, description="number of first rows to return; default: all")
+]
+ColorBy = Annotated[
+    str, Query(min_length=1, max_length=200, description="cluster or metadata.FIELD")
+]
 
 
 @router.get(
@@ -76,16 +80,16 @@ By = Annotated[str, Query(min_length=1, max_length=200, description="cluster, or
     responses=_NUMBERS,
 )
 async def get_layout(
-    name: Name, request: Request, resources: Opened, first: First = None
+    name: Name, request: Request, resources: Opened, first: FirstRows = None
 ) -> Response:
-    """Answers with a point for each item: little-endian float32 [n, 2] in [-1, 1].
+    """Returns a point for each item: little-endian float32 [n, 2] in [-1, 1].
 
-    The rows are shuffled by a hash, so that the first ones are a fair sample. X-Mlcd-Layout names
-    the method and this very layout; the other routes of the layout have the same order while it is
-    the same.
+    The rows are shuffled by a hash, so the first rows are a random sample. X-Mlcd-Layout has the
+    method and the digest of the layout; the layout's other routes use the same order of rows as
+    long as the digest stays the same.
     """
     _, layout = await _open_layout(name, request, resources)
-    return _numbers(request, resources, layout, layout.points, first)
+    return _binary_answer(request, resources, layout, layout.points, first)
 
 
 @router.get(
@@ -95,17 +99,17 @@ async def get_layout(
     responses=_NUMBERS,
 )
 async def get_values(
-    name: Name, by: By, request: Request, resources: Opened, first: First = None
+    name: Name, by: ColorBy, request: Request, resources: Opened, first: FirstRows = None
 ) -> Response:
-    """Answers with a number for each item, in the order of the layout: little-endian int32 [n].
+    """Returns a number for each item, in the order of the layout: little-endian int32 [n].
 
-    By cluster it is the center's id; by a metadata field the index in the legend; -1 where it is
-    unknown.
+    With by=cluster, the number is the center's id; with a metadata field, the value's index in the
+    legend; -1 if the value is unknown.
     """
     collection, layout = await _open_layout(name, request, resources)
-    values = await _values(by, collection, layout, request, resources)
+    values = await _find_values(by, collection, layout, request, resources)
     numbers = values.numbers.astype("<i4", copy=False)
-    return _numbers(request, resources, layout, numbers, first, held_bytes=numbers.nbytes)
+    return _binary_answer(request, resources, layout, numbers, first, held_bytes=numbers.nbytes)
 
 
 @router.get(
@@ -114,13 +118,13 @@ async def get_values(
     response_model=LayoutLegend,
     responses=_ERRORS,
 )
-async def get_legend(name: Name, by: By, request: Request, resources: Opened) -> Response:
-    """Tells what the numbers of the values mean, those of most items first, at most 1,000."""
+async def get_legend(name: Name, by: ColorBy, request: Request, resources: Opened) -> Response:
+    """Returns the meaning of the values' numbers, the most frequent first, at most 1,000."""
     collection, layout = await _open_layout(name, request, resources)
-    values = await _values(by, collection, layout, request, resources)
-    stamp = _stamp(resources, layout)
+    values = await _find_values(by, collection, layout, request, resources)
+    answer_headers = _layout_headers(resources, layout)
     legend = partial(LayoutLegend, by=by, values=values.legend)
-    return await compute_answer(legend, request, resources, stamp)
+    return await compute_answer(legend, request, resources, answer_headers)
 
 
 @router.post(
@@ -134,36 +138,36 @@ async def list_items(
 ) -> Response:
     """Lists items by their rows in the layout, or those inside a polygon.
 
-    With an Accept header of text/csv or application/vnd.apache.parquet all chosen items come as a
-    file: id, position, x, y and metadata as JSON. In CSV, ids that start with = + - @ or a control
-    character have an apostrophe in front, so that no spreadsheet runs them.
+    With the Accept header text/csv or application/vnd.apache.parquet, the answer is a file of all
+    selected items: id, position, x, y and metadata as JSON. In CSV, ids that start with = + - @ or
+    a control character get a leading apostrophe, so that no spreadsheet executes them.
     """
     kind = negotiate(request, (JSON, CSV, PARQUET))
     check_filter(body.filter)
     collection, layout = await _open_layout(name, request, resources)
     if body.layout not in (None, layout.digest):
-        raise Conflict("the layout has changed", remedy="read it again")
-    chosen = await _compute(request, resources, partial(_choose_rows, layout, body))
+        raise Conflict("the layout has changed", remedy="read the layout again")
+    selected_rows = await _compute(request, resources, partial(_select_rows, layout, body))
     if kind == JSON:
-        shown = chosen[: body.limit]
-        num_bytes = await _compute(request, resources, partial(_num_bytes, layout, shown))
+        shown_rows = selected_rows[: body.limit]
+        num_bytes = await _compute(request, resources, partial(_estimate_bytes, layout, shown_rows))
         check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `limit`")
         return list_answer(
-            {"collection": name, "total": len(chosen)},
-            _items(collection, layout, shown),
-            _stamp(resources, layout),
+            {"collection": name, "total": len(selected_rows)},
+            _describe_items(collection, layout, shown_rows),
+            _layout_headers(resources, layout),
             resources,
-            num_items=len(shown),
+            num_items=len(shown_rows),
             num_bytes=num_bytes,
             field="items",
         )
-    parts = (csv_parts if kind == CSV else parquet_parts)(layout, chosen)
+    parts = (csv_parts if kind == CSV else parquet_parts)(layout, selected_rows)
     suffix = "csv" if kind == CSV else "parquet"
-    stamp = _stamp(resources, layout) | {
+    answer_headers = _layout_headers(resources, layout) | {
         "Content-Disposition": f'attachment; filename="{name}.{suffix}"',
-        "X-Mlcd-Items": str(len(chosen)),
+        "X-Mlcd-Items": str(len(selected_rows)),
     }
-    return PartedAnswer(parts, resources, stamp, kind)
+    return PartedAnswer(parts, resources, answer_headers, kind)
 
 
 async def _open_layout(
@@ -180,11 +184,11 @@ async def _compute(request: Request, resources: Resources, work: Callable[[], _R
     )
 
 
-def _stamp(resources: Resources, layout: Plane) -> dict[str, str]:
+def _layout_headers(resources: Resources, layout: Plane) -> dict[str, str]:
     return {**headers(resources), "X-Mlcd-Layout": f"{layout.method};{layout.digest}"}
 
 
-def _numbers(
+def _binary_answer(
     request: Request,
     resources: Resources,
     layout: Plane,
@@ -193,33 +197,31 @@ def _numbers(
     *,
     held_bytes: int = 0,
 ) -> Response:
-    """held_bytes: those of `rows`, where they are this answer's alone."""
-    shown = rows[:first]
-    data = memoryview(np.ascontiguousarray(shown).ravel().view(np.uint8).data)
-    etag = f'"{_tag_of(layout)}"'
-    stamp = {
-        **_stamp(resources, layout),
-        "X-Mlcd-Items": str(len(shown)),
+    """held_bytes: bytes of `rows` if they belong to this answer only, else 0."""
+    shown_rows = rows[:first]
+    data = memoryview(np.ascontiguousarray(shown_rows).ravel().view(np.uint8).data)
+    etag = f'"{_compute_tag(layout)}"'
+    answer_headers = {
+        **_layout_headers(resources, layout),
+        "X-Mlcd-Items": str(len(shown_rows)),
         "ETag": etag,
         "Cache-Control": "private, no-cache",
         "Vary": "Authorization, X-API-Key",
     }
     if etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=stamp)
-    stamp["Content-Length"] = str(len(data))
+        return Response(status_code=304, headers=answer_headers)
+    answer_headers["Content-Length"] = str(len(data))
     pieces = (data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES))
-    return PartedAnswer(pieces, resources, stamp, RAW, held_bytes=held_bytes)
+    return PartedAnswer(pieces, resources, answer_headers, RAW, held_bytes=held_bytes)
 
 
-def _tag_of(layout: Plane) -> str:
-    """Returns the tag of an answer: that of the layout, and of the state that its metadata were
-    in.
-    """
+def _compute_tag(layout: Plane) -> str:
+    """Returns a tag for the layout and for the state of the collection's metadata."""
     searcher = layout.searcher
     return f"{layout.digest}-{searcher.generation.number}-{searcher.num_positions}"
 
 
-async def _values(
+async def _find_values(
     by: str,
     collection: CollectionPort,
     layout: Plane,
@@ -231,7 +233,7 @@ async def _values(
         clusters = await resources.views.clusters(
             collection, lookup, deadline=request.state.deadline
         )
-        work = partial(_by_center, layout, clusters, lookup)
+        work = partial(_color_by_center, layout, clusters, lookup)
     elif by.startswith(_METADATA) and by != _METADATA:
         work = partial(values_by_field, layout, by.removeprefix(_METADATA))
     else:
@@ -239,21 +241,21 @@ async def _values(
     return await _compute(request, resources, work)
 
 
-def _by_center(layout: Plane, clusters: Clusters, lookup: Lookup) -> LayoutValues:
+def _color_by_center(layout: Plane, clusters: Clusters, lookup: Lookup) -> LayoutValues:
     lookup.follow_names()
     return values_by_center(layout, clusters, lookup.centers)
 
 
-def _choose_rows(layout: Plane, body: LayoutItemsRequest) -> NDArray[np.int64]:
-    """Returns the rows of the layout that a request asks for."""
+def _select_rows(layout: Plane, body: LayoutItemsRequest) -> NDArray[np.int64]:
+    """Returns the rows of the layout that a request selects."""
     num = len(layout.positions)
     if body.positions is not None and body.polygon is not None:
-        raise InvalidInput("give either `positions` or `polygon`")
+        raise InvalidInput("the body must have at most one of `positions` and `polygon`, got both")
     if body.positions is not None:
         rows = np.array(body.positions, dtype=np.int64)
         if len(rows) and rows.max() >= num:
             raise InvalidInput(
-                f"positions must be below {num}, got {rows.max()}", remedy="read it again"
+                f"positions must be below {num}, got {rows.max()}", remedy="read the layout again"
             )
     elif body.polygon is not None:
         rows = layout.inside(np.array(body.polygon, dtype=np.float64))
@@ -265,7 +267,7 @@ def _choose_rows(layout: Plane, body: LayoutItemsRequest) -> NDArray[np.int64]:
     return rows[matching[layout.positions[rows]]]
 
 
-def _num_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
+def _estimate_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
     """Returns the approximate size of these items in an answer."""
     searcher = layout.searcher
     return sum(
@@ -274,21 +276,23 @@ def _num_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
     )
 
 
-def _items(
+def _describe_items(
     collection: CollectionPort, layout: Plane, rows: NDArray[np.int64]
 ) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Yields what makes each item."""
+    """Yields a function for each item, which returns its fields."""
     searcher = layout.searcher
-    for start in range(0, len(rows), _ROWS):
-        block = rows[start : start + _ROWS]
+    for start in range(0, len(rows), _ITEMS_PER_BLOCK):
+        block = rows[start : start + _ITEMS_PER_BLOCK]
         positions = layout.positions[block].tolist()
         ids = [searcher.ids[position] for position in positions]
         versions = collection.thumbnail_versions(ids)
         for row, position, version in zip(block.tolist(), positions, versions, strict=True):
-            yield partial(_item, searcher, row, position, version)
+            yield partial(_describe_item, searcher, row, position, version)
 
 
-def _item(searcher: Searcher, row: int, position: int, version: str | None) -> dict[str, Any]:
+def _describe_item(
+    searcher: Searcher, row: int, position: int, version: str | None
+) -> dict[str, Any]:
     return {
         "position": row,
         "id": searcher.ids[position],

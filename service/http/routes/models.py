@@ -28,9 +28,8 @@ async def load(
 ) -> LoadedModel:
     """Has Triton load a version of the served model, then serves it.
 
-    Requests under way are answered by the version before, which stays where anything fails. After
-    an answer 504 the load goes on. The headers of this answer name the version before, under which
-    the request came in.
+    The previous version answers the requests in progress, and stays if anything fails. After an
+    answer 504, the load continues. The headers of this answer still name the previous version.
     """
     check_model(name, resources)
 

@@ -56,10 +56,10 @@ router = APIRouter(tags=["search"], route_class=JsonRoute)
 
 _OPTIONS: Final = tuple(SearchOptions.model_fields)
 _IDS: Final = ("id", "ids")
-_MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
-_FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
+_MATCH_BYTES: Final = 60  # field names and similarity of a match in JSON
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
 _REMEDY: Final = (
-    "run `mlcd curate EMBEDDINGS OUT --duplicates 0.95`, which takes its time, or stop the server"
+    "run `mlcd curate EMBEDDINGS OUT --duplicates 0.95`, which has no deadline, or stop the server"
     " and run `mlcd index COLLECTION OUT.jsonl --duplicates 0.95`"
 )
 
@@ -68,7 +68,7 @@ _REMEDY: Final = (
     "/v1/collections/{name}/search",
     dependencies=[needs("search")],
     response_class=Response,
-    responses=_FOUND,
+    responses=_ANSWERS,
     openapi_extra=image_body(SearchRequest),
 )
 async def search(
@@ -87,12 +87,12 @@ async def search(
 ) -> Response:
     """Finds the items most similar to each image, text, embedding or item (JSON `ids`).
 
-    It finds `top` items (10) that fulfill `filter` and are at least as similar as `threshold`. The
-    options go into the query string or into a JSON body. `without` moves the queries away from the
-    mean of stored items. `exact` compares with all items instead of using the index; the answer
-    says whether that was done, and how many items fulfill the filter.
-    `metadata=false` omits the matches' metadata (null): an answer of more than `max_answer_bytes`
-    is refused before it is built.
+    The answer has at most `top` items (default 10) that match `filter` and whose similarity is at
+    least `threshold`. Options may be in the query string or in a JSON body. `without` moves the
+    queries away from the mean of stored items. `exact` compares with all items instead of using the
+    index; the answer states whether it did, and how many items match the filter.
+    `metadata=false` sends null instead of the matches' metadata. An answer of more than
+    `max_answer_bytes` is refused before it is built.
     """
     collection = await require_collection(name, request, resources)
     content, options = await _read_options(
@@ -108,7 +108,7 @@ async def search(
     queries = await _read_queries(request, content, resources, collection)
     embeddings = queries.embeddings
     if options.without is not None:
-        unwanted = await _embeddings(options.without.ids, request, resources, collection)
+        unwanted = await _load_embeddings(options.without.ids, request, resources, collection)
         embeddings = move_away(embeddings, unwanted, options.without.weight)
     find = partial(
         collection.search,
@@ -123,7 +123,7 @@ async def search(
             asyncio.get_running_loop().run_in_executor(resources.compute, find),
             request.state.deadline,
         )
-    num_bytes = _num_bytes(answer, metadata=options.metadata)
+    num_bytes = _estimate_bytes(answer, metadata=options.metadata)
     check_answer_bytes(
         num_bytes,
         resources.settings.limits,
@@ -138,7 +138,7 @@ async def search(
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, collection, index, matches, metadata=options.metadata)
+            partial(_build_result, collection, index, matches, metadata=options.metadata)
             for index, matches in zip(queries.rows, answer.matches, strict=True)
         ],
         headers(resources, queries.encoded),
@@ -153,25 +153,24 @@ async def search(
 async def _read_options(
     request: Request, resources: Resources, **query: object
 ) -> tuple[dict[str, Any] | None, SearchOptions]:
-    """Returns the rest of a JSON body, which holds the queries, and the options.
+    """Returns the queries of a JSON body, None for a body of images, and the options.
 
-    An option is in the query string or in the body. The rest is None for a body of images. Raises
-    BadRequest.
+    Raises BadRequest, also for an option that is both in the query string and in the body.
     """
     options, content = drop_nulls(query), None
     if media_type(request) == "application/json":
         content = drop_nulls(await read_json(request, resources))
-        if twice := options.keys() & content.keys():
+        if repeated := options.keys() & content.keys():
             raise BadRequest(
-                f"{min(twice)} must be in the query string or in the body, got both",
-                param=min(twice),
+                f"{min(repeated)} must be in the query string or in the body, got both",
+                param=min(repeated),
             )
         options |= {name: content.pop(name) for name in _OPTIONS if name in content}
         check_names(content, (*_OPTIONS, *KINDS, *_IDS), request)
-    checked = validate(SearchOptions, options)
-    check_filter(checked.filter)
-    check_top(checked.top, resources)
-    return content, checked
+    valid_options = validate(SearchOptions, options)
+    check_filter(valid_options.filter)
+    check_top(valid_options.top, resources)
+    return content, valid_options
 
 
 async def _read_queries(
@@ -180,16 +179,18 @@ async def _read_queries(
     resources: Resources,
     collection: CollectionPort,
 ) -> Queries:
-    """Returns the queries of a body of images, or of `content`. Raises BadRequest.
+    """Returns the queries of `content` or, if it is None, of a body of images.
 
-    An id that is not stored refuses the request.
+    Raises BadRequest, and NotFound for an id that is not stored.
     """
     if content is None:
         return await read_queries(request, resources)
     if not content.keys() & {*_IDS}:
         return await queries_from_json(request, content, resources)
     if len(content) > 1:
-        raise BadRequest("give one of `images`, `texts`, `embeddings`, `id` and `ids`")
+        raise BadRequest(
+            "the body must have exactly one of `images`, `texts`, `embeddings`, `id` and `ids`"
+        )
     ids = content.get("ids", [content.get("id")])
     if not isinstance(ids, list) or not ids or not all(isinstance(item_id, str) for item_id in ids):
         raise BadRequest(
@@ -197,10 +198,10 @@ async def _read_queries(
         )
     check_count(len(ids), resources.settings.limits)
     await resources.rate_limiter.take(request.state.key, len(ids))
-    return Queries.from_embeddings(await _embeddings(ids, request, resources, collection))
+    return Queries.from_embeddings(await _load_embeddings(ids, request, resources, collection))
 
 
-def _num_bytes(answer: SearchAnswer, *, metadata: bool) -> int:
+def _estimate_bytes(answer: SearchAnswer, *, metadata: bool) -> int:
     """Returns the approximate size of the matches in an answer."""
     return sum(
         _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
@@ -209,7 +210,7 @@ def _num_bytes(answer: SearchAnswer, *, metadata: bool) -> int:
     )
 
 
-def _result(
+def _build_result(
     collection: CollectionPort, index: int, matches: list[FoundItem], *, metadata: bool
 ) -> dict[str, Any]:
     versions = collection.thumbnail_versions([match.id for match in matches])
@@ -233,13 +234,13 @@ def _parse_json(text: str | None, name: str) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"{name} must be JSON, not nested too deep", param=name) from error
+        raise BadRequest(f"{name} must be JSON, not nested too deeply", param=name) from error
 
 
-async def _embeddings(
+async def _load_embeddings(
     ids: list[str], request: Request, resources: Resources, collection: CollectionPort
 ) -> Embeddings:
-    """Returns the embeddings of stored items, [n, D]. Raises NotFound."""
+    """Returns the embeddings of stored items, [n, D]. Raises NotFound for an unknown id."""
 
     def read() -> Embeddings:
         return np.concatenate([collection.embedding_of(item_id) for item_id in ids])
@@ -260,11 +261,11 @@ async def find_duplicates(
     request: Request,
     resources: Opened,
 ) -> Response:
-    """Finds groups of items whose pictures are copies of one, or of at least this `similarity`.
+    """Finds groups of items whose pictures are copies, or have at least this `similarity`.
 
-    Chains of such pairs are joined to groups. The search ends within the deadline, which `mlcd
-    curate` and `mlcd index --duplicates` do not have. One search runs at a time, and one waits; a
-    further one is answered 429. The last results are cached.
+    Pairs that share an item are joined to one group. The search must finish within the request's
+    deadline; `mlcd curate` and `mlcd index --duplicates` have none. One search runs at a time and
+    one waits; any other is answered 429. The latest results are cached.
     """
     collection = await require_collection(name, request, resources)
     key, deadline = request.state.key, request.state.deadline
@@ -275,9 +276,11 @@ async def find_duplicates(
                 collection, body.similarity, owner=owner, deadline=deadline
             )
     except DeadlineExceeded as error:
-        raise DeadlineExceeded("the time for a request has passed", remedy=_REMEDY) from error
+        raise DeadlineExceeded(
+            "the search took longer than a request may", remedy=_REMEDY
+        ) from error
     measuring = asyncio.get_running_loop().run_in_executor(
-        resources.compute, partial(_group_bytes, collection, groups)
+        resources.compute, partial(_estimate_group_bytes, collection, groups)
     )
     num_bytes = await within_deadline(measuring, deadline)
     check_answer_bytes(
@@ -297,7 +300,7 @@ async def find_duplicates(
     )
 
 
-def _group_bytes(collection: CollectionPort, groups: FoundGroups) -> int:
+def _estimate_group_bytes(collection: CollectionPort, groups: FoundGroups) -> int:
     """Returns the approximate size of the groups in an answer."""
     state = collection.state
     return sum(
@@ -310,13 +313,14 @@ def _group_bytes(collection: CollectionPort, groups: FoundGroups) -> int:
 
 
 def _describe_group(collection: CollectionPort, group: Group, ids: list[str]) -> dict[str, Any]:
-    """Returns a group with the current metadata of its items, null for an item deleted since."""
+    """Returns a group with the current metadata of its items; None for items deleted meanwhile."""
     record, state = group.record(ids), collection.state
-    places = map(state.find, record["ids"])
+    positions = map(state.find, record["ids"])
     return {
         **{field: iter(values) for field, values in record.items()},
         "metadata": (
-            None if place is None else orjson.Fragment(state.metadata[place]) for place in places
+            None if position is None else orjson.Fragment(state.metadata[position])
+            for position in positions
         ),
         "thumbnails": iter(collection.thumbnail_versions(record["ids"])),
     }

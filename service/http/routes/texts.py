@@ -30,13 +30,13 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 async def embed_texts(body: TextsRequest, request: Request, resources: Opened) -> Response:
     """Embeds texts. A model without a text tower answers 422, `no-text-tower`.
 
-    JSON and Arrow answer per text. The two binary matrices are all or nothing: one bad text refuses
-    the request, naming its index.
+    JSON and Arrow report errors per text. For the raw and npy matrices, one invalid text refuses
+    the whole request, and the error has its index.
     """
-    chosen = negotiate(request, OFFERED)
+    media_type = negotiate(request, OFFERED)
     encoded_texts = await encode_texts(request, resources, body.texts)
     return embedding_answer(
-        chosen,
+        media_type,
         encoded_texts.encoded,
         resources,
         param="texts[{index}]",

@@ -1,4 +1,4 @@
-"""The route of an item's thumbnail, a picture that this server has encoded itself."""
+"""The route of an item's thumbnail, a picture that this server rendered."""
 
 import asyncio
 from typing import Annotated, Any, Final
@@ -18,27 +18,28 @@ from mlcd.service.http.openapi import BINARY
 from mlcd.service.http.routes.collections import Name, require_collection
 
 WEBP: Final = "image/webp"
-_LAST: Final = b"/thumbnail"
+_LAST_SEGMENT: Final = b"/thumbnail"
 _FOREVER: Final = "private, max-age=31536000, immutable"
-_ASK_AGAIN: Final = "private, no-cache"
+_REVALIDATED: Final = "private, no-cache"
 _KEYS: Final = "Authorization, X-API-Key"
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {WEBP: BINARY}},
-    304: {"description": "The picture is the one that If-None-Match names"},
+    304: {"description": "The picture has the ETag in If-None-Match"},
     **{status: {} for status in (404, 409, 422, 504)},
 }
 
 
 class _LiteralRoute(APIRoute):
-    """A route whose last step must stand in the path as it is.
+    """A route whose last path segment must not be percent-encoded.
 
-    In the decoded path, the item `a/thumbnail` looks like the thumbnail of the item `a`. Such a
-    path is this route's alone: another method is refused here, and changes no item.
+    In the decoded path, the item `a/thumbnail` looks like the thumbnail of the item `a`. So this
+    route takes such a path with any method, and refuses all but its own: no other route may change
+    the item.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         raw = scope.get("raw_path") or scope["path"].encode()
-        if not raw.partition(b"?")[0].endswith(_LAST):
+        if not raw.partition(b"?")[0].endswith(_LAST_SEGMENT):
             return Match.NONE, {}
         match, child_scope = super().matches(scope)
         return Match.NONE if match == Match.NONE else Match.FULL, child_scope
@@ -58,17 +59,17 @@ async def get_thumbnail(
     id: Annotated[  # noqa: A002 - as in the path
         str,
         Path(
-            description="percent-encoded; slashes may stay, other than one before `thumbnail`",
+            description="percent-encoded; a slash needs no encoding, except before `thumbnail`",
             json_schema_extra={"minLength": 1},
         ),
     ],
     request: Request,
     resources: Opened,
-    v: Annotated[str | None, Query(description="the version, as items state it")] = None,
+    v: Annotated[str | None, Query(description="the thumbnail's version, from the item")] = None,
 ) -> Response:
-    """Answers with an item's thumbnail: WebP, upright, without metadata.
+    """Returns an item's thumbnail: WebP, upright, without metadata.
 
-    With the item's version as `v`, browsers may keep it for ever; otherwise they ask again.
+    With the current version as `v`, browsers may cache it forever; otherwise they revalidate it.
     """
     collection = await require_collection(name, request, resources)
     picture = await within_deadline(
@@ -80,18 +81,18 @@ async def get_thumbnail(
             "the item was added without a thumbnail", remedy="add it again with its image"
         )
     etag = f'"{picture.version}"'
-    stamp = {
+    answer_headers = {
         **headers(resources),
         "ETag": etag,
-        "Cache-Control": _FOREVER if v == picture.version else _ASK_AGAIN,
+        "Cache-Control": _FOREVER if v == picture.version else _REVALIDATED,
         "Vary": _KEYS,
     }
-    if etag in _tags(request):
-        return Response(status_code=304, headers=stamp)
-    return Response(picture.data, 200, stamp, WEBP)
+    if etag in _read_tags(request):
+        return Response(status_code=304, headers=answer_headers)
+    return Response(picture.data, 200, answer_headers, WEBP)
 
 
-def _tags(request: Request) -> list[str]:
-    """Returns the tags of If-None-Match, without the mark of weak ones."""
+def _read_tags(request: Request) -> list[str]:
+    """Returns the tags of If-None-Match, without the prefix of weak tags."""
     tags = ",".join(request.headers.getlist("if-none-match"))
     return [tag.strip().removeprefix("W/") for tag in tags.split(",")]

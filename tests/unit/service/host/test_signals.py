@@ -112,7 +112,7 @@ begins = []
 signal.signal(signal.SIGINT, lambda number, _: begins.append(signals.begins(number)))
 for _ in range(3):
     signal.raise_signal(signal.SIGINT)
-print(signals.begun, begins, flush=True)
+print(signals.is_stopping, begins, flush=True)
 time.sleep(0.2)
 signal.raise_signal(signal.SIGINT)
 print("goes on", flush=True)

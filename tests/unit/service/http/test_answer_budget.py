@@ -111,7 +111,7 @@ async def test_every_route_of_the_application_is_refused_where_there_is_no_room_
         monkeypatch.setattr(kind, "get_route_handler", lambda _: big)
     resources = new_resources(MIB)
     app = create_app(resources)
-    app.middleware_stack = app.build_middleware_stack()  # the short way knows its routes now
+    app.middleware_stack = app.build_middleware_stack()  # the fast path collects its routes here
     asked = []
 
     for route in app.state.routes:

@@ -65,13 +65,13 @@ def test_an_image_without_a_file_name_is_a_file():
     ("parts", "said"),
     [
         ([part(FILE)], r'name="files"; filename="a.png" \(curl: -F files=@a.png\)'),
-        ([part(f'{FILE}; filename="a.png"'), part(FILE)], "is a text, not a file"),
-        ([part(f"{FILE}\r\nContent-Type: text/plain")], "is a text, not a file"),
+        ([part(f'{FILE}; filename="a.png"'), part(FILE)], "must be a file, got a text"),
+        ([part(f"{FILE}\r\nContent-Type: text/plain")], "must be a file, got a text"),
         ([part(FILE.replace("files", "file") + "; filename=a")], "did you mean `files`"),
         ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "itms"))], "mean `items`"),
         ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "é=1"))], "a name in the form"),
         ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "items") + "; filename=b")],
-         "`items` of the form is a file"),
+         "`items` of the form must be a text, got a file"),
         ([part(FILE.replace("files", "items"))], "the form must have at least 1 file, got 0"),
     ],
 )  # fmt: skip

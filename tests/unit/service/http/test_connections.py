@@ -20,7 +20,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 async def client_of(app):
     """Yields a client's reader and writer, whose requests `app` answers."""
     metrics = Metrics(model="m", fingerprint="f", engine="e", precision="fp32", preprocess="1")
-    bounds = ConnectionBounds(most=10, exchange_s=20, metrics=metrics)
+    bounds = ConnectionBounds(max_connections=10, exchange_s=20, metrics=metrics)
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     protocol = partial(

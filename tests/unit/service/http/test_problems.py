@@ -139,7 +139,7 @@ def test_limit_and_index_are_named_where_they_apply():
     ("error", "status", "code"),
     [
         (TooLarge("too many", limit="max_images"), 413, "too-large"),
-        (Unsupported("this route takes JSON"), 415, "unsupported-media-type"),
+        (Unsupported("the body must be JSON"), 415, "unsupported-media-type"),
         (
             StrictBatch(3, ImageRejected("unsupported-format", "none"), param="input[3]"),
             415,
@@ -261,8 +261,8 @@ def test_no_body_takes_anything_else_for_an_integer(number):
     ("content", "message", "param"),
     [
         ({}, "model is required", "model"),
-        ({"model": "m", "input": 7}, "input is not what it can be", "input"),
-        ({"model": "m", "modality": ["audio"]}, "modality is not what it can be", "modality"),
+        ({"model": "m", "input": 7}, "input has an invalid value", "input"),
+        ({"model": "m", "modality": ["audio"]}, "modality has an invalid value", "modality"),
         ({"model": "m", "dimensions": 0}, "dimensions must be at least 1", "dimensions"),
         (
             {"model": "m", "encoding_format": "x"},
@@ -270,7 +270,7 @@ def test_no_body_takes_anything_else_for_an_integer(number):
             "encoding_format",
         ),
         ({"model": "m", "inputs": 1}, "inputs is not known here", "inputs"),
-        ({"model": "m", "in puts": 1}, "a field is not what it can be", None),
+        ({"model": "m", "in puts": 1}, "a field has an invalid value", None),
     ],
 )
 def test_a_refusal_says_which_field_and_what_is_wrong_with_it(content, message, param):

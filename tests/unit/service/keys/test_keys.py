@@ -126,7 +126,7 @@ def test_a_file_that_is_none_is_refused_and_not_repeated(path, damage):
 def test_two_keys_with_one_id_are_refused():
     key = {"id": "00000000", "name": "x", "sha256": "0" * 64, "scopes": ["embed"], "created": NOW}
     KeySet(keys=[Key(**key)])
-    with pytest.raises(ValueError, match="one id"):
+    with pytest.raises(ValueError, match="the same id"):
         KeySet(keys=[Key(**key), Key(**key)])
 
 
@@ -173,13 +173,13 @@ def test_a_key_for_some_collections_is_made_and_listed(path, monkeypatch):
         (["list"], "set MLCD_AUTH__KEYS_FILE"),
         (
             ["list", "--file", "nowhere.json"],
-            "the keys file nowhere.json does not exist: `mlcd keys create` makes one",
+            "the keys file nowhere.json does not exist: create one with `mlcd keys create`",
         ),
         (["create", "x", "--file", "no/where/keys.json"], "cannot be written"),
         (["create", "x\ny", "--file", "keys.json"], "the name must be one line"),
         (["create", "", "--file", "keys.json"], "the name must be one line"),
         (["create", "x", "--scope", "all", "--file", "keys.json"], "'all' is not one of"),
-        (["revoke", "mlcd_00000000_5ec2e7", "--file", "keys.json"], "the id must be the 8 letters"),
+        (["revoke", "mlcd_00000000_5ec2e7", "--file", "keys.json"], "the id must be 8 letters"),
         (["revoke", "00000000", "--file", "keys.json"], "the keys file keys.json does not exist"),
     ],
 )

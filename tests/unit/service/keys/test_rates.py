@@ -79,7 +79,7 @@ async def test_headers_say_the_rate_and_what_is_left_of_it():
 async def test_a_request_that_could_never_pass_is_told_so():
     rates = RateLimiter(metrics=new_metrics())
     with pytest.raises(
-        InvalidInput, match="11 images in one request, and the API key may send 10 a minute"
+        InvalidInput, match="may send 10 images a minute, and this request counts as 11"
     ):
         await rates.take(key(), 11)
     assert await accepted(rates, key(), 10) == [10]
@@ -121,7 +121,7 @@ async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
     await rates.take(key(), 3)
     await account(rates, key(), 3).charge([0, 1, 100, 101, 200, 201, 1, 350])  # 0 0 0 1 1 2 0 3
     with pytest.raises(
-        InvalidInput, match="one request counts as 11 images, and the API key may send 10 a minute"
+        InvalidInput, match="may send 10 images a minute, and this request counts as 11"
     ):
         await account(rates, key(), 2).charge([1000])
     assert await accepted(rates, key(), 1) == []
@@ -201,7 +201,9 @@ async def test_without_redis_each_server_counts_for_itself_and_comes_back(
             await asyncio.sleep(0.4)
             held = 0 if fault == "stopped" else 6
             assert await accepted(limiter, key(), *[1] * 12) == [1] * (10 - held)
-    told = [record.message for record in caplog.records if "Redis of the rates" in record.message]
+    told = [
+        record.message for record in caplog.records if "Redis for rate limits" in record.message
+    ]
     assert [("answers again" in line) for line in told] == [False, True]
 
 

@@ -74,7 +74,7 @@ class Stuck(io.StringIO):
 
 def test_a_reader_that_does_not_read_holds_up_nobody_and_learns_what_it_missed():
     stream = Stuck()
-    lines = QueuedLines(stream, PlainLines(), max_waiting=5)
+    lines = QueuedLines(stream, PlainLines(), max_queued=5)
     started = time.monotonic()
     for number in range(50):
         lines.handle(record(f"line {number}"))

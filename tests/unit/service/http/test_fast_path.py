@@ -1,4 +1,4 @@
-"""The short way: which requests take it, and that it asks for the key as the long one does."""
+"""The fast path: which requests take it, and that it requires a key like FastAPI's path."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,10 +9,10 @@ from starlette.responses import Response
 from mlcd.service.errors import Unauthorized
 from mlcd.service.http.app import create_app
 from mlcd.service.http.auth import needs
-from mlcd.service.http.short_way import ShortWayMiddleware
+from mlcd.service.http.fast_path import FastPathMiddleware
 
-SHORT = {("POST", "/v1/images/embed"), ("POST", "/v1/labels"), ("POST", "/v1/classify")}
-LONG = {("POST", "/v1/embeddings"), ("GET", "/v1/info"), ("POST", "/v2/embed")}
+FAST = {("POST", "/v1/images/embed"), ("POST", "/v1/labels"), ("POST", "/v1/classify")}
+SLOW = {("POST", "/v1/embeddings"), ("GET", "/v1/info"), ("POST", "/v2/embed")}
 
 
 def app_of(keys=None):
@@ -26,12 +26,12 @@ def app_of(keys=None):
     return app
 
 
-def way_of(app, query=b""):
-    """Returns the answer of the short way, or "long"."""
+def answer_of(app, query=b""):
+    """Returns the answer of the fast path, or "slow"."""
     sent = []
 
-    async def long(scope, receive, send):
-        sent.append({"body": b"long"})
+    async def slow(scope, receive, send):
+        sent.append({"body": b"slow"})
 
     async def send(message):
         sent.append(message)
@@ -39,20 +39,20 @@ def way_of(app, query=b""):
     route = {"method": "POST", "path": "/plain", "query_string": query, "headers": []}
     state = {"resources": SimpleNamespace(name="this")}
     scope = {"type": "http", "app": app, "state": state, "server": ("here", 80), **route}
-    asyncio.run(ShortWayMiddleware(long, routes=app.routes)(scope, None, send))
+    asyncio.run(FastPathMiddleware(slow, routes=app.routes)(scope, None, send))
     return sent[-1]["body"]
 
 
 def test_plain_routes_take_it_and_those_that_fastapi_validates_do_not():
-    found = ShortWayMiddleware(None, routes=create_app(None).state.routes)._routes
-    assert found.keys() >= SHORT
-    assert not found.keys() & LONG
+    found = FastPathMiddleware(None, routes=create_app(None).state.routes)._routes
+    assert found.keys() >= FAST
+    assert not found.keys() & SLOW
     assert not any("{" in path for _, path in found)
 
 
-def test_the_function_is_called_with_its_defaults_and_a_query_goes_the_long_way():
-    assert way_of(app_of()) == b"8 of this for /plain"
-    assert way_of(app_of(), b"top=3") == b"long"
+def test_the_function_is_called_with_its_defaults_and_a_query_goes_to_fastapi():
+    assert answer_of(app_of()) == b"8 of this for /plain"
+    assert answer_of(app_of(), b"top=3") == b"slow"
 
 
 def test_the_key_is_asked_for():
@@ -62,4 +62,4 @@ def test_the_key_is_asked_for():
 
     app = app_of(Nobody())
     app.state.dialects = create_app(None).state.dialects
-    assert b'"status":401' in way_of(app)
+    assert b'"status":401' in answer_of(app)

@@ -1,8 +1,8 @@
-"""The short way of a request to a route that needs nothing but the request and the resources.
+"""A fast path around FastAPI, for routes that need only the request and the resources.
 
-FastAPI matches a path against every route before it, opens three exit stacks and solves the
-dependencies, for more CPU time than a small model needs for an image. Routes of a fixed path are
-found in a table instead, and their function is called at once.
+FastAPI tries the routes one by one, opens three exit stacks and resolves dependencies, which takes
+more CPU time than a small model needs for an image. Here a table finds the route of a fixed path,
+and its function is called directly.
 """
 
 from collections.abc import Iterable
@@ -19,10 +19,10 @@ from mlcd.service.http.auth import check_access
 from mlcd.service.http.problems import handle_mlcd_error
 
 
-class ShortWayMiddleware:
-    """Calls the functions of plain routes itself; every other request goes on to FastAPI.
+class FastPathMiddleware:
+    """Calls the functions of plain routes; passes every other request to FastAPI.
 
-    So does a request with a query, which FastAPI validates.
+    Requests with a query also go to FastAPI, which validates the query.
     """
 
     def __init__(self, app: ASGIApp, *, routes: Iterable[BaseRoute]) -> None:
@@ -48,21 +48,21 @@ class ShortWayMiddleware:
             answer: Response = await route.endpoint(request, request.state.resources)
         except MlcdError as error:
             answer = await handle_mlcd_error(request, error)
-            # Its frames hold the future that raised it, which would keep the images in memory.
+            # The traceback refers to the future that raised, which keeps the images in memory.
             error.__traceback__ = None
         await answer(scope, receive, send)
 
 
 def _is_plain(route: APIRoute) -> bool:
-    """Tells whether a route's function takes the request and the resources, and has defaults for
-    all else; and whether it reads the body and makes the answer itself.
+    """Tells whether a route's function takes the request and the resources, has defaults for all
+    other parameters, reads the body itself, and returns a Response.
     """
     function = signature(route.endpoint)
-    first, optional = [*function.parameters.values()][:2], [*function.parameters.values()][2:]
+    required, optional = [*function.parameters.values()][:2], [*function.parameters.values()][2:]
     return (
         not route.param_convertors
         and route.body_field is None
         and function.return_annotation is Response
-        and [parameter.name for parameter in first] == ["request", "resources"]
+        and [parameter.name for parameter in required] == ["request", "resources"]
         and all(parameter.default is not parameter.empty for parameter in optional)
     )
