@@ -1,7 +1,6 @@
-"""The changes that keep the ids of clusters: each makes new centers of old ones, by the fields of
-one step of a journal.
+"""Changes to centers that keep the ids of clusters: each applies one step of a journal.
 
-Nothing here reads a clock or a path: the same step on the same rows makes the same centers.
+Nothing here depends on a clock or a path: the same step on the same rows gives the same centers.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +25,7 @@ from mlcd.clustering.novelty import matched, new_centers, own_quantiles
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 
-_LEAST: Final = 5  # images of a new cluster
+_MIN_MEMBERS: Final = 5  # images of a new cluster
 Step = Mapping[str, Any]
 # the artifacts that a step uses, by digest
 ArtifactsByDigest = Mapping[str, Artifact]
@@ -34,9 +33,9 @@ Changed = tuple[LivingCenters, dict[str, Any]]
 
 
 def apply_step(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
-    """Returns the centers after one step, and facts about it.
+    """Returns the centers after one step, and facts about the step.
 
-    Raises InvalidInput where the step cannot be taken.
+    Raises InvalidInput if the step cannot be applied.
     """
     return _CHANGES[step["change"]](state, step, artifacts)
 
@@ -46,17 +45,17 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
     num, quantiles = len(centers.vectors), state.quantiles
     if "members" in step:
         members = EmbeddingsArtifact(artifacts[step["members"]])
-        own, distances = nearest_with_distances(_rows(centers, members), centers.vectors)
+        own, distances = nearest_with_distances(_aligned_rows(centers, members), centers.vectors)
         measured = own_quantiles(own, distances, num, step["quantile"])
         quantiles = np.where(np.isnan(quantiles), measured, quantiles)
-    rows = _rows(centers, added)
+    rows = _aligned_rows(centers, added)
     new_vectors, aside = new_centers(
         rows,
         centers.vectors,
         quantiles,
         typical=int(np.median(centers.sizes[centers.sizes > 0])),
         num=step["new"],
-        least=_LEAST,
+        least=_MIN_MEMBERS,
         seed=step["seed"],
     )
     vectors = np.concatenate([centers.vectors, new_vectors])
@@ -94,7 +93,7 @@ def _merge(state: LivingCenters, step: Step, _: ArtifactsByDigest) -> Changed:
     ids = step["ids"]
     if len(ids) < 2 or len(set(ids)) < len(ids):
         raise InvalidInput(
-            f"a merge needs two different ids or more, got {ids}", remedy="name each cluster once"
+            f"a merge needs at least two different ids, got {ids}", remedy="name each cluster once"
         )
     for cluster in ids:
         _check_id(state, cluster)
@@ -103,24 +102,25 @@ def _merge(state: LivingCenters, step: Step, _: ArtifactsByDigest) -> Changed:
     return replace(state, clusters=clusters), {"merged": len(ids)}
 
 
-def _divide(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
+def _split(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
     centers, center = state.centers, step["id"]
     _check_id(state, center)
     members = EmbeddingsArtifact(artifacts[step["members"]])
-    rows = _rows(centers, members)
+    rows = _aligned_rows(centers, members)
     own, _ = nearest_with_distances(rows, centers.vectors)
     inside = own == center
     result = kmeans([rows[inside]], 2, seed=step["seed"]) if inside.sum() > 1 else None
     if result is None or not result.sizes.all():
         raise InvalidInput(
-            f"cluster {center} cannot be split", remedy="give embeddings with two images of it"
+            f"cluster {center} cannot be split: it needs two different images among the embeddings",
+            remedy="give embeddings with more images of this cluster",
         )
     order = np.argsort(-result.sizes, kind="stable")
     first, second = result.centers[order]
     vectors = np.concatenate([centers.vectors, second[None]])
     vectors[center] = first
     sizes = np.append(centers.sizes, 0)
-    # the members that are not among these rows are shared out in the same way
+    # members that are not among these rows are assumed to divide in the same ratio
     sizes[-1] = round(sizes[center] * result.sizes[order[1]] / result.sizes.sum())
     sizes[center] -= sizes[-1]
     part, distances = nearest_with_distances(rows, np.stack([first, second]))
@@ -148,18 +148,19 @@ def _divide(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
 def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
     centers, target = state.centers, LivingCenters.read(artifacts[step["to"]]).centers
     members = EmbeddingsArtifact(artifacts[step["members"]])
-    ids, _ = nearest_with_distances(_rows(centers, members), centers.vectors)
-    rows = _rows(target, members)
+    ids, _ = nearest_with_distances(_aligned_rows(centers, members), centers.vectors)
+    rows = _aligned_rows(target, members)
     now, distances = nearest_with_distances(rows, target.vectors)
     num, num_others = len(centers.vectors), len(target.vectors)
     own = state.clusters[ids]
     ids_now = matched(own, now, (num, num_others))
-    fresh = np.flatnonzero(ids_now < 0)
-    ids_now[fresh] = num + np.arange(len(fresh))
-    clusters = _heirs(ids, ids_now[now], num, ids_now)
+    unmatched = np.flatnonzero(ids_now < 0)
+    ids_now[unmatched] = num + np.arange(len(unmatched))
+    clusters = _map_ids(ids, ids_now[now], num, ids_now)
     vectors = np.empty((len(clusters), target.vectors.shape[1]), np.float32)
     vectors[ids_now] = target.vectors
-    vectors = vectors[clusters]  # an id without a counterpart has the center of its heir
+    # ids without a counterpart get the center of the cluster that they map to
+    vectors = vectors[clusters]
     sizes = np.zeros(len(clusters), np.int64)
     sizes[ids_now] = target.sizes
     examples = None
@@ -175,34 +176,34 @@ def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Ch
         clusters=clusters,
     )
     facts = {
-        "kept": num_others - len(fresh),
-        "new": len(fresh),
+        "kept": num_others - len(unmatched),
+        "new": len(unmatched),
         "images": len(rows),
         "stay": float((ids_now[now] == own).mean()),
     }
     return new_state, facts
 
 
-def _heirs(
+def _map_ids(
     ids: NDArray[np.int32], now: NDArray[np.int64], num: int, ids_now: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Returns the cluster of each id after an alignment.
+    """Returns the cluster of each id after an alignment, [total].
 
-    ids, now: the id of each row before, and its cluster now. num: how many ids there were. ids_now:
-    the ids that the clusters have now. An id that disappeared goes where most of its rows went, or,
-    without rows, to the first cluster.
+    ids: id of each row before. now: new cluster of each row. num: number of ids before. ids_now: id
+    of each new cluster. An id that no new cluster has maps to the cluster that most of its rows
+    are in now; without rows, to the cluster of the lowest id.
     """
     total = max(num, int(ids_now.max()) + 1)
     clusters = np.arange(total, dtype=np.int32)
     order = np.lexsort((now, ids))
     bounds = np.searchsorted(ids[order], np.arange(num + 1))
     for dropped in np.setdiff1d(np.arange(num), ids_now):
-        went = now[order[bounds[dropped] : bounds[dropped + 1]]]
-        clusters[dropped] = np.bincount(went).argmax() if len(went) else ids_now.min()
+        targets = now[order[bounds[dropped] : bounds[dropped + 1]]]
+        clusters[dropped] = np.bincount(targets).argmax() if len(targets) else ids_now.min()
     return clusters
 
 
-def _rows(centers: Centers, embeddings: EmbeddingsArtifact) -> Embeddings:
+def _aligned_rows(centers: Centers, embeddings: EmbeddingsArtifact) -> Embeddings:
     rows: Embeddings = centers.align(unit_rows(embeddings.load()))
     return rows
 
@@ -214,10 +215,10 @@ def _examples(
     distances: NDArray[np.float32],
     num: int,
 ) -> Examples:
-    """Returns the nearest of the rows in `is_wanted` for each of `num` clusters."""
+    """Returns the keys of the rows nearest to each of `num` clusters, among rows of `is_wanted`."""
     members = NearestMembers(num, NUM_EXAMPLES)
-    numbers = np.flatnonzero(is_wanted)
-    members.add(clusters[numbers], 1 - distances[numbers].astype(np.float64), numbers)
+    row_ids = np.flatnonzero(is_wanted)
+    members.add(clusters[row_ids], 1 - distances[row_ids].astype(np.float64), row_ids)
     present = members.rows >= 0
     keys = embeddings.keys_at(members.rows[present])
     return Examples.of(keys, present.sum(axis=1), members.scores[present].astype(np.float32))
@@ -227,24 +228,24 @@ def _check_id(state: LivingCenters, center: int) -> None:
     num = len(state.clusters)
     if not 0 <= center < num:
         raise InvalidInput(
-            f"the id must be that of a center, got {center}",
-            remedy=f"there are {num}: 0 to {num - 1}",
+            f"the id of a center must be in 0 to {num - 1}, got {center}",
+            remedy="give the id of an existing center",
         )
 
 
 _CHANGES: Final[dict[str, Callable[[LivingCenters, Step, ArtifactsByDigest], Changed]]] = {
     "update": _update,
     "merge": _merge,
-    "split": _divide,
+    "split": _split,
     "align": _align,
 }
 
 
 def carry_levels(before: Artifact, after: Centers, draft: Draft) -> None:
-    """Writes the levels of the centers `before`, if any, extended to the centers `after`.
+    """Writes the coarser levels of the centers `before`, if any, extended to the centers `after`.
 
-    A center that stays keeps its path; a new one joins the nearest group of the finest coarser
-    level, and the groups above it.
+    Existing centers keep their groups. A new center joins the nearest group of the finest of these
+    levels, and the groups that contain it.
     """
     if LEVELS not in before.files:
         return

@@ -1,4 +1,4 @@
-"""The labels of rows or images that were added to their source since it was labeled."""
+"""Labels rows or images that were added to a source since it was labeled."""
 
 import shutil
 from collections.abc import Sequence
@@ -24,19 +24,20 @@ from mlcd.progress import Reporter
 
 
 def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact:
-    """Adds labels of the rows that `mlcd embed --append` has added, or of the images that the
-    source has gained; existing labels stay.
+    """Adds labels of rows that `mlcd embed --append` has added, or of images that the source has
+    gained; existing labels stay.
 
-    Images that could not be used before are tried again. Killed at any moment, the labels are in
-    their old or their new state, and the same call continues. Raises ConfigInvalid for labels that
-    cannot be added to, Conflict where they were made from other input or settings.
+    Images that could not be used before are tried again. If the call is killed, the labels are in
+    their old or their new state, and a repeated call resumes. Raises ConfigInvalid for approximate
+    labels, Conflict for labels made from other input or settings.
     """
     if options.mode != "exact":
         raise ConfigInvalid(
-            "approximate labels are audited as a whole", remedy="label to another output"
+            "adding needs exact labels, got approximate ones, which are audited as a whole",
+            remedy="label everything to another output",
         )
     labels = open_artifact(out, "labels", verify_files=False)
-    # jobs may add a column, and cut images into parts of another size
+    # a job may have added the column of embeddings and used parts of another size
     options = replace(
         options,
         embeddings=labels.config.get("embeddings", False),
@@ -48,15 +49,15 @@ def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact
             return _add_images(labels, labeling, labeling.rows, first, reporter)
         assert isinstance(labeling.rows, EmbeddingsInput)
         embeddings = labeling.rows.embeddings
-        if _was_made_from(labels, embeddings, labeling):
+        if _covers_all_rows(labels, embeddings, labeling):
             return labels
         if first == len(labeling.sizes):  # none of the added images could be used
             return labels
-        return _add(labels, embeddings, labeling, first, reporter)
+        return _add_rows(labels, embeddings, labeling, first, reporter)
 
 
 class _NewImages:
-    """The `LabelInput` protocol over images without labels. first: their first part's number."""
+    """The `LabelInput` protocol over images without labels. first: number of their first part."""
 
     def __init__(self, images: ImagesInput, new: ImagesInput, first: int) -> None:
         self.name, self.fingerprint, self.config = images.name, images.fingerprint, images.config
@@ -116,14 +117,14 @@ def _check_made_from_images(labels: Artifact, labeling: Labeling) -> None:
         or "images" not in parents_before
         or parents_before["images"].path != parents_now["images"].path
     ):
-        raise _other_input(labels)
+        raise _other_input_error(labels)
 
 
 def _count_rows(draft: Draft, parts: range) -> int:
     return sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in parts)
 
 
-def _add(
+def _add_rows(
     labels: Artifact,
     embeddings: EmbeddingsArtifact,
     labeling: Labeling,
@@ -150,37 +151,37 @@ def _add(
         )
 
 
-def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling) -> bool:
-    """Tells whether the labels cover all rows. Raises Conflict where they were made from other
-    input.
+def _covers_all_rows(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling) -> bool:
+    """Returns whether the labels cover all rows. Raises Conflict if they were made from other input
+    or settings.
     """
     digests_before = {parent.role: parent.digest for parent in labels.parents}
     digests_now = {parent.role: parent.digest for parent in labeling.request.parents}
     config = {name: value for name, value in labels.config.items() if name != GROWN}
-    alike = (
+    same_settings = (
         config == dict(labeling.request.config)
         and digests_before.get("centers") == digests_now["centers"]
     )
-    is_same = digests_before.get("embeddings") == digests_now["embeddings"]
-    if not alike or not (
-        is_same
+    same_embeddings = digests_before.get("embeddings") == digests_now["embeddings"]
+    if not same_settings or not (
+        same_embeddings
         or first_part_after(embeddings.artifact, digests_before.get("embeddings", "")) is not None
     ):
-        raise _other_input(labels)
-    return is_same
+        raise _other_input_error(labels)
+    return same_embeddings
 
 
-def _other_input(labels: Artifact) -> Conflict:
+def _other_input_error(labels: Artifact) -> Conflict:
     return Conflict(
-        f"{labels.path} holds labels made from other input or settings",
-        remedy="give the input, centers and options that it was made with, or another output",
+        f"{labels.path} contains labels made from other input or settings",
+        remedy="give the input, centers and options of these labels, or another output",
     )
 
 
 def _add_counts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Adds up the counts of two summaries of exact labels."""
+    """Returns `old` with the counts of `new` added; both are summaries of exact labels."""
     scans = old["scan"], new["scan"]
     levels = {name: sum(scan[name] for scan in scans) for name in scans[0] if name != "products"}
     products = sorted({product for scan in scans for product in scan["products"]})
-    counted = {name: old[name] + new[name] for name in new if name != "scan"}
-    return {**old, **counted, "scan": {"products": products, **levels}}
+    counts = {name: old[name] + new[name] for name in new if name != "scan"}
+    return {**old, **counts, "scan": {"products": products, **levels}}

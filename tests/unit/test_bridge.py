@@ -216,7 +216,7 @@ def test_the_same_request_finds_what_is_there(models, bridged, bridge):
     ("spec", "text_from", "message"),
     [
         ("texts", "texts", "has a text tower already.*--no-text"),
-        ("images", "images", "embeds no texts, which --text asks"),
+        ("images", "images", "--text needs a model with a text tower"),
         ("hog", "texts", "needs a model artifact or weights, got hog"),
     ],
 )
