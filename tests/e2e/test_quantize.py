@@ -184,7 +184,7 @@ def test_a_cpu_without_the_instructions_makes_none(journey, digits, tmp_path, mo
 
 def test_an_export_to_triton_takes_the_graph_in_fp32_and_says_so(int8_model, tmp_path):
     done = succeed("export", int8_model, tmp_path / "repository", "--format", "triton")
-    assert f"the graph in int8 of {int8_model} is left out" in done.stderr
+    assert f"the int8 graph of {int8_model} is left out" in done.stderr
     version = open_artifact(tmp_path / "repository" / "mlcd-vit" / "1", "triton")
     assert version.files["model.onnx"] == open_artifact(int8_model).files["model.onnx"]
     assert not any("int8" in name for name in version.files)

@@ -209,11 +209,11 @@ def test_a_column_of_urls_on_the_command_line_has_its_mistakes_told(tmp_path):
         ([], "t.parquet lacks an image column"),
         (["--url-column", "url"], "lacks the column url: give one of link"),
         (["--url-column", "link", "--url-hosts", "a b"], "--url-hosts a b: a host must be"),
-        (["--url-column", "link", "--texts"], "--url-column are for images"),
+        (["--url-column", "link", "--texts"], "--url-column cannot be combined with --texts"),
     ):
         made = call_mlcd(*embed, *arguments)
         assert made.returncode != 0
         assert message in made.stderr
-    assert "--url-column are for a --model" in call_mlcd(
+    assert "--url-column require --model" in call_mlcd(
         "label", tmp_path, tmp_path / "l", "--centers", tmp_path, "--url-column", "link"
     ).stderr.replace("\n", " ")

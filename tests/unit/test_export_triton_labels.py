@@ -100,7 +100,7 @@ def test_centers_are_for_triton_and_of_this_model(weights, centers, tmp_path):
         tmp_path / "model",
         "--centers",
         centers,
-        contains="are for --format triton",
+        contains="require --format triton",
     )
     other = tmp_path / "other"
     other.mkdir()

@@ -176,10 +176,10 @@ def test_a_field_of_a_collection_names_clusters(journey, tmp_path):
     [
         ((), "give one of --set, --words, --captions and --metadata"),
         (("--set", "a", "--words", "b", "--model", "c"), "give one of"),
-        (("--words", "a"), "--words and --model go together"),
-        (("--set", "a", "--labels", "b"), "--captions and --labels go together"),
-        (("--metadata", "a"), "--metadata and --collection go together"),
-        (("--set", "a", "--embeddings", "b"), "--embeddings is for --words"),
+        (("--words", "a"), "--words and --model require each other"),
+        (("--set", "a", "--labels", "b"), "--captions and --labels require each other"),
+        (("--metadata", "a"), "--metadata and --collection require each other"),
+        (("--set", "a", "--embeddings", "b"), "--embeddings requires --words"),
     ],
 )
 def test_options_that_do_not_go_together_are_told(centers, options, message):
