@@ -30,7 +30,7 @@ def open_used_embeddings(
                     return EmbeddingsArtifact(state)
     raise NotFound(
         f"the embeddings that {artifact.path} was made from have moved or changed",
-        remedy=f"give their location with {option}",
+        remedy=f"give {option}",
     )
 
 

@@ -165,7 +165,10 @@ def test_a_field_of_a_collection_names_clusters(journey, tmp_path):
             assert each["terms"][0]["share"] >= 0.6
         assert each["members"] >= 0
     assert naming.num_centers == len(named(centers))
-    with pytest.raises(InvalidInput, match="has the field 'absent': fields are class_name"):
+    with pytest.raises(
+        InvalidInput,
+        match="have the field 'absent', found none: give one of its fields: class_name",
+    ):
         name_by_metadata(centers, "absent", collection)
     with pytest.raises(InvalidInput, match="least share must be in"):
         name_by_metadata(centers, "class_name", collection, least_share=1.5)
