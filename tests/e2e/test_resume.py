@@ -132,9 +132,7 @@ def test_a_port_in_use_is_told_before_the_work_and_the_printed_curl_line_asks_on
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
-    assert (
-        first == f"mlcd: port {port} is in use: the service will take a free one, and say which\n"
-    )
+    assert first == f"mlcd: port {port} is in use: the service will use a free port, and print it\n"
     assert int(served.rpartition(":")[2]) not in (0, port)
     assert json.loads(answer.stdout)["results"][0]["labels"]
     assert found == "hog"

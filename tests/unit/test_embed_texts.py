@@ -125,10 +125,10 @@ def test_bytes_that_are_no_text_spoil_their_line_alone(tmp_path, encoder):
         ("t.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}', InvalidInput, "2 texts"),
         ("t.csv", b"a,b\n1,2\n", InvalidInput, "must have a column `text`"),
         ("t.csv", b"text,text\na,b\n", InvalidInput, "two columns 'text'"),
-        ("t.csv", b"text,id\na,b,c\n", InvalidInput, "line 2 has 3 fields, and the header 2"),
+        ("t.csv", b"text,id\na,b,c\n", InvalidInput, "line 2 must have 2 fields"),
         ("t.csv", b"text\n\xff\n", InvalidInput, "is not text in UTF-8"),
         ("t.csv", b'id,text\na,x\nb,"5 inch\nc,y\nd,z\n', InvalidInput, "line 3: a quote opens"),
-        ("t.txt", "a cat".encode("utf-16"), InvalidInput, "is in UTF-16"),
+        ("t.txt", "a cat".encode("utf-16"), InvalidInput, "must be in UTF-8"),
         ("t.parquet", b"PAR1", InvalidInput, "cannot be read as .parquet"),
     ],
 )

@@ -206,7 +206,7 @@ def test_a_model_of_images_alone_stays_what_it_was(tmp_path):
         "dimension", "parity_images", "parity_measured", "parity_min_cosine", "parity_source",
         "weights_digest",
     }  # fmt: skip
-    with pytest.raises(NoTextTower, match="embeds images and no texts"):
+    with pytest.raises(NoTextTower, match="embedding texts needs a text tower"):
         open_text_encoder(str(artifact.path))
 
 

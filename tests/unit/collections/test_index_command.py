@@ -194,7 +194,7 @@ def test_a_collection_without_thumbnails_is_made_where_images_are_gone_or_not_wa
     gone = call_mlcd("index", folder / "e", folder / "gone")
     assert (bare.returncode, gone.returncode) == (0, 0), gone.stderr
     assert "thumbnails" not in bare.stdout + bare.stderr
-    assert "no thumbnails are made: the images of" in gone.stderr
+    assert "no thumbnails were made: the images of" in gone.stderr
     for name in ("bare", "gone"):
         with Collection.open(folder / name, read_only=True) as collection:
             assert len(collection.without_thumbnail()) == len(keys)
