@@ -120,7 +120,7 @@ def _run() -> None:
     except MlcdError as error:
         _fail(str(error))
     except (KeyboardInterrupt, click.Abort):
-        click.echo("mlcd: interrupted; run the same command again to go on", err=True)
+        click.echo("mlcd: interrupted; run the same command again to resume", err=True)
         sys.exit(_INTERRUPTED)
     except ModuleNotFoundError as error:
         if _is_own(error):

@@ -37,12 +37,12 @@ def examine() -> dict[str, Any]:
         "mlcd": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in _ENGINES},
+        "packages": {name: _find_version(name) for name in _ENGINES},
         "cpu": {
-            "model": _cpu_model(),
+            "model": _read_cpu_model(),
             "features": sorted(cpu_features()),
             "openvino_capabilities": _openvino_capabilities(),
-            "int8": _int8(),
+            "int8": _find_int8(),
         },
         "cores": {
             "machine": os.cpu_count(),
@@ -50,7 +50,10 @@ def examine() -> dict[str, Any]:
             "cgroup_quota": quota_cores(),
             "usable": available_cores(),
         },
-        "memory": {"machine_bytes": _memory_bytes(), "cgroup_limit_bytes": memory_limit_bytes()},
+        "memory": {
+            "machine_bytes": _read_memory_bytes(),
+            "cgroup_limit_bytes": memory_limit_bytes(),
+        },
         "gpus": _list_gpus(),
         "choice": _describe_choice(),
         "starter": starter_installed(),
@@ -61,6 +64,7 @@ def report(facts: dict[str, Any]) -> str:
     """Returns the facts as text, one per line."""
     cpu, cores, memory, choice = facts["cpu"], facts["cores"], facts["memory"], facts["choice"]
     quota, limit = cores["cgroup_quota"], memory["cgroup_limit_bytes"]
+    limit_text = _format_gib(limit) if limit else "none"
     rows = [
         ("mlcd", f"{facts['mlcd']}, Python {facts['python']}, {facts['system']}"),
         *((name, version or "not installed") for name, version in facts["packages"].items()),
@@ -75,7 +79,10 @@ def report(facts: dict[str, Any]) -> str:
                 f"cpuset {cores['cpuset']}, quota {quota or 'none'}"
             ),
         ),
-        ("memory", f"{_gib(memory['machine_bytes'])}; limit {_gib(limit) if limit else 'none'}"),
+        (
+            "memory",
+            f"{_format_gib(memory['machine_bytes'])}; limit {limit_text}",
+        ),
         ("GPUs", "; ".join(facts["gpus"]) or "none"),
         (
             "choice",
@@ -104,12 +111,12 @@ def _describe_choice() -> dict[str, str]:
     chosen = choose_engine()
     reason = (
         f"{chosen.reason}; fp32 is exact, and bf16 is used only on request"
-        f"{_bf16_on_cpu(chosen.engine)}"
+        f"{_describe_bf16(chosen.engine)}"
     )
     return {"engine": chosen.engine, "precision": "fp32", "reason": reason}
 
 
-def _bf16_on_cpu(engine: str) -> str:
+def _describe_bf16(engine: str) -> str:
     capabilities = _openvino_capabilities()
     if engine != "openvino" or capabilities is None:
         return ""
@@ -120,18 +127,18 @@ def _bf16_on_cpu(engine: str) -> str:
     )
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def _cpu_model() -> str | None:
+def _read_cpu_model() -> str | None:
     return _read_field(_CPUINFO, "model name") or platform.processor() or None
 
 
-def _memory_bytes() -> int | None:
+def _read_memory_bytes() -> int | None:
     total = _read_field(_MEMINFO, "MemTotal")
     return 1024 * int(total.split()[0]) if total else None
 
@@ -153,7 +160,7 @@ def _openvino_capabilities() -> list[str] | None:
         return None
 
 
-def _int8() -> bool | None:
+def _find_int8() -> bool | None:
     try:
         from mlcd.encoders.openvino import computes_int8
 
@@ -172,5 +179,5 @@ def _list_gpus() -> list[str]:
     return [line.strip() for line in completed.stdout.splitlines() if line.strip()]
 
 
-def _gib(size_bytes: int | None) -> str:
+def _format_gib(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"

@@ -143,7 +143,7 @@ def _fit_bridge(
 
         target_part, source_part = embed(model), embed(texts)
     with closing(open_text_encoder(str(texts.path))) as encoder:
-        return fit_bridge(kind, _pivots(target_part, source_part, encoder))
+        return fit_bridge(kind, _build_pivots(target_part, source_part, encoder))
 
 
 def _select_pivots(entries: Entries) -> list[Any]:
@@ -155,7 +155,9 @@ def _select_pivots(entries: Entries) -> list[Any]:
     return [entries[int(index)] for index in np.sort(np.argsort(positions)[places])]
 
 
-def _pivots(target_part: EncodedPart, source_part: EncodedPart, encoder: TextEncoder) -> Pivots:
+def _build_pivots(
+    target_part: EncodedPart, source_part: EncodedPart, encoder: TextEncoder
+) -> Pivots:
     row_of = {entry.key: row for row, entry in enumerate(source_part.entries)}
     shared_rows = [row for row, entry in enumerate(target_part.entries) if entry.key in row_of]
     entries = [target_part.entries[row] for row in shared_rows]

@@ -45,11 +45,13 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
     num, quantiles = len(centers.vectors), state.quantiles
     if "members" in step:
         members = EmbeddingsArtifact(artifacts[step["members"]])
-        own, distances = nearest_with_distances(_aligned_rows(centers, members), centers.vectors)
-        measured = own_quantiles(own, distances, num, step["quantile"])
+        center_ids, distances = nearest_with_distances(
+            _aligned_rows(centers, members), centers.vectors
+        )
+        measured = own_quantiles(center_ids, distances, num, step["quantile"])
         quantiles = np.where(np.isnan(quantiles), measured, quantiles)
     rows = _aligned_rows(centers, added)
-    new_vectors, aside = new_centers(
+    new_vectors, is_far = new_centers(
         rows,
         centers.vectors,
         quantiles,
@@ -59,18 +61,20 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
         seed=step["seed"],
     )
     vectors = np.concatenate([centers.vectors, new_vectors])
-    now, distances = nearest_with_distances(rows, vectors)
-    joined = now >= num
-    sizes = np.bincount(now, minlength=len(vectors))
+    nearest_ids, distances = nearest_with_distances(rows, vectors)
+    is_new = nearest_ids >= num
+    sizes = np.bincount(nearest_ids, minlength=len(vectors))
     sizes[:num] += centers.sizes
     examples = centers.examples
     if examples is not None and len(new_vectors):
-        examples = examples.append(_examples(added, joined, now - num, distances, len(new_vectors)))
-    if len(new_vectors):
-        new = own_quantiles(
-            now[joined] - num, distances[joined], len(new_vectors), step["quantile"]
+        examples = examples.append(
+            _find_examples(added, is_new, nearest_ids - num, distances, len(new_vectors))
         )
-        quantiles = np.concatenate([quantiles, new])
+    if len(new_vectors):
+        new_quantiles = own_quantiles(
+            nearest_ids[is_new] - num, distances[is_new], len(new_vectors), step["quantile"]
+        )
+        quantiles = np.concatenate([quantiles, new_quantiles])
     new_state = replace(
         state,
         centers=replace(
@@ -82,9 +86,9 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
     facts = {
         "new": len(new_vectors),
         "images": len(rows),
-        "aside": int(aside.sum()),
-        "in_new": int(joined.sum()),
-        "still_beyond": int((distances > quantiles[now]).sum()),
+        "aside": int(is_far.sum()),
+        "in_new": int(is_new.sum()),
+        "still_beyond": int((distances > quantiles[nearest_ids]).sum()),
     }
     return new_state, facts
 
@@ -97,8 +101,8 @@ def _merge(state: LivingCenters, step: Step, _: ArtifactsByDigest) -> Changed:
         )
     for cluster in ids:
         _check_id(state, cluster)
-    joined = np.isin(state.clusters, state.clusters[ids])
-    clusters = np.where(joined, state.clusters[ids].min(), state.clusters).astype(np.int32)
+    is_merged = np.isin(state.clusters, state.clusters[ids])
+    clusters = np.where(is_merged, state.clusters[ids].min(), state.clusters).astype(np.int32)
     return replace(state, clusters=clusters), {"merged": len(ids)}
 
 
@@ -107,33 +111,35 @@ def _split(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Ch
     _check_id(state, center)
     members = EmbeddingsArtifact(artifacts[step["members"]])
     rows = _aligned_rows(centers, members)
-    own, _ = nearest_with_distances(rows, centers.vectors)
-    inside = own == center
-    result = kmeans([rows[inside]], 2, seed=step["seed"]) if inside.sum() > 1 else None
+    center_ids, _ = nearest_with_distances(rows, centers.vectors)
+    is_member = center_ids == center
+    result = kmeans([rows[is_member]], 2, seed=step["seed"]) if is_member.sum() > 1 else None
     if result is None or not result.sizes.all():
         raise InvalidInput(
             f"cluster {center} cannot be split: it needs two different images among the embeddings",
             remedy="give embeddings with more images of this cluster",
         )
     order = np.argsort(-result.sizes, kind="stable")
-    first, second = result.centers[order]
-    vectors = np.concatenate([centers.vectors, second[None]])
-    vectors[center] = first
+    larger, smaller = result.centers[order]
+    vectors = np.concatenate([centers.vectors, smaller[None]])
+    vectors[center] = larger
     sizes = np.append(centers.sizes, 0)
     # members that are not among these rows are assumed to divide in the same ratio
     sizes[-1] = round(sizes[center] * result.sizes[order[1]] / result.sizes.sum())
     sizes[center] -= sizes[-1]
-    part, distances = nearest_with_distances(rows, np.stack([first, second]))
-    parts = own_quantiles(part[inside], distances[inside], 2, step["quantile"])
-    quantiles = np.append(state.quantiles, parts[1])
-    quantiles[center] = parts[0]
+    half_ids, distances = nearest_with_distances(rows, np.stack([larger, smaller]))
+    half_quantiles = own_quantiles(half_ids[is_member], distances[is_member], 2, step["quantile"])
+    quantiles = np.append(state.quantiles, half_quantiles[1])
+    quantiles[center] = half_quantiles[0]
     examples = centers.examples
     if examples is not None:
-        first_examples, second_examples = (
-            _examples(members, inside & (part == half), np.zeros_like(part), distances, 1)
+        larger_examples, smaller_examples = (
+            _find_examples(
+                members, is_member & (half_ids == half), np.zeros_like(half_ids), distances, 1
+            )
             for half in (0, 1)
         )
-        examples = examples.with_center(center, first_examples).append(second_examples)
+        examples = examples.with_center(center, larger_examples).append(smaller_examples)
     new_state = replace(
         state,
         centers=replace(
@@ -142,33 +148,33 @@ def _split(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Ch
         quantiles=quantiles.astype(np.float32),
         clusters=np.append(state.clusters, np.int32(len(vectors) - 1)),
     )
-    return new_state, {"new": 1, "images": int(inside.sum())}
+    return new_state, {"new": 1, "images": int(is_member.sum())}
 
 
 def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
     centers, target = state.centers, LivingCenters.read(artifacts[step["to"]]).centers
     members = EmbeddingsArtifact(artifacts[step["members"]])
-    ids, _ = nearest_with_distances(_aligned_rows(centers, members), centers.vectors)
+    old_ids, _ = nearest_with_distances(_aligned_rows(centers, members), centers.vectors)
     rows = _aligned_rows(target, members)
-    now, distances = nearest_with_distances(rows, target.vectors)
-    num, num_others = len(centers.vectors), len(target.vectors)
-    own = state.clusters[ids]
-    ids_now = matched(own, now, (num, num_others))
-    unmatched = np.flatnonzero(ids_now < 0)
-    ids_now[unmatched] = num + np.arange(len(unmatched))
-    clusters = _map_ids(ids, ids_now[now], num, ids_now)
+    target_ids, distances = nearest_with_distances(rows, target.vectors)
+    num_old, num_new = len(centers.vectors), len(target.vectors)
+    old_clusters = state.clusters[old_ids]
+    new_ids = matched(old_clusters, target_ids, (num_old, num_new))
+    unmatched = np.flatnonzero(new_ids < 0)
+    new_ids[unmatched] = num_old + np.arange(len(unmatched))
+    clusters = _map_ids(old_ids, new_ids[target_ids], num_old, new_ids)
     vectors = np.empty((len(clusters), target.vectors.shape[1]), np.float32)
-    vectors[ids_now] = target.vectors
+    vectors[new_ids] = target.vectors
     # ids without a counterpart get the center of the cluster that they map to
     vectors = vectors[clusters]
     sizes = np.zeros(len(clusters), np.int64)
-    sizes[ids_now] = target.sizes
+    sizes[new_ids] = target.sizes
     examples = None
     if target.examples is not None:
-        examples = _examples(
-            members, np.ones(len(rows), np.bool_), ids_now[now], distances, len(clusters)
+        examples = _find_examples(
+            members, np.ones(len(rows), np.bool_), new_ids[target_ids], distances, len(clusters)
         )
-    quantiles = own_quantiles(ids_now[now], distances, len(clusters), step["quantile"])
+    quantiles = own_quantiles(new_ids[target_ids], distances, len(clusters), step["quantile"])
     new_state = replace(
         state,
         centers=replace(target, vectors=vectors, sizes=sizes, examples=examples, names=None),
@@ -176,30 +182,33 @@ def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Ch
         clusters=clusters,
     )
     facts = {
-        "kept": num_others - len(unmatched),
+        "kept": num_new - len(unmatched),
         "new": len(unmatched),
         "images": len(rows),
-        "stay": float((ids_now[now] == own).mean()),
+        "stay": float((new_ids[target_ids] == old_clusters).mean()),
     }
     return new_state, facts
 
 
 def _map_ids(
-    ids: NDArray[np.int32], now: NDArray[np.int64], num: int, ids_now: NDArray[np.int64]
+    old_ids: NDArray[np.int32],
+    new_clusters: NDArray[np.int64],
+    num_old: int,
+    cluster_ids: NDArray[np.int64],
 ) -> NDArray[np.int32]:
     """Returns the cluster of each id after an alignment, [total].
 
-    ids: id of each row before. now: new cluster of each row. num: number of ids before. ids_now: id
-    of each new cluster. An id that no new cluster has maps to the cluster that most of its rows
-    are in now; without rows, to the cluster of the lowest id.
+    old_ids, new_clusters: old id and new cluster of each row. num_old: number of old ids.
+    cluster_ids: id of each new cluster. An old id that no new cluster has maps to the new cluster
+    of most of its rows; without rows, to the new cluster of the lowest id.
     """
-    total = max(num, int(ids_now.max()) + 1)
+    total = max(num_old, int(cluster_ids.max()) + 1)
     clusters = np.arange(total, dtype=np.int32)
-    order = np.lexsort((now, ids))
-    bounds = np.searchsorted(ids[order], np.arange(num + 1))
-    for dropped in np.setdiff1d(np.arange(num), ids_now):
-        targets = now[order[bounds[dropped] : bounds[dropped + 1]]]
-        clusters[dropped] = np.bincount(targets).argmax() if len(targets) else ids_now.min()
+    order = np.lexsort((new_clusters, old_ids))
+    bounds = np.searchsorted(old_ids[order], np.arange(num_old + 1))
+    for dropped in np.setdiff1d(np.arange(num_old), cluster_ids):
+        targets = new_clusters[order[bounds[dropped] : bounds[dropped + 1]]]
+        clusters[dropped] = np.bincount(targets).argmax() if len(targets) else cluster_ids.min()
     return clusters
 
 
@@ -208,7 +217,7 @@ def _aligned_rows(centers: Centers, embeddings: EmbeddingsArtifact) -> Embedding
     return rows
 
 
-def _examples(
+def _find_examples(
     embeddings: EmbeddingsArtifact,
     is_wanted: NDArray[np.bool_],
     clusters: NDArray[np.integer],

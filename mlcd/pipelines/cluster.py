@@ -367,7 +367,7 @@ def _save_state(draft: Draft, state: State) -> None:
             counts=np.array([state.iteration, state.repaired, state.num_splits]),
             objective=np.array(state.objective, dtype=np.float64),
             stop_rule=np.array(_STOP_RULE),
-            request=np.array(_request_text(draft)),
+            request=np.array(_format_request(draft)),
         )
 
 
@@ -383,7 +383,7 @@ def _read_state(draft: Draft) -> State | None:
             (draft.path / CHECKPOINT).open("rb") as file,
             np.load(file, allow_pickle=False) as saved,
         ):
-            if str(saved["request"]) != _request_text(draft) or saved["stop_rule"] != _STOP_RULE:
+            if str(saved["request"]) != _format_request(draft) or saved["stop_rule"] != _STOP_RULE:
                 return None
             iteration, repaired, num_splits = (int(count) for count in saved["counts"])
             history = tuple(float(value) for value in saved["objective"])
@@ -392,7 +392,7 @@ def _read_state(draft: Draft) -> State | None:
         return None  # the run starts again and gives the same centers
 
 
-def _request_text(draft: Draft) -> str:
+def _format_request(draft: Draft) -> str:
     return json.dumps(draft.request.identity(), sort_keys=True)
 
 

@@ -172,14 +172,16 @@ def _write_tar(
     captions = images.captions_of(entries)
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         for number, entry in enumerate(entries, start):
-            for suffix, data in _members(images, entry, captions[entry.key]):
+            for suffix, data in _list_members(images, entry, captions[entry.key]):
                 member = tarfile.TarInfo(f"{number:09d}{suffix}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
             meter.advance()
 
 
-def _members(images: KeptImages, entry: Entry, captions: list[str]) -> Iterator[tuple[str, bytes]]:
+def _list_members(
+    images: KeptImages, entry: Entry, captions: list[str]
+) -> Iterator[tuple[str, bytes]]:
     yield PurePosixPath(entry.key).suffix.lower() or ".image", images.read(entry)
     if entry.class_name is not None:
         yield ".cls", entry.class_name.encode()

@@ -44,40 +44,40 @@ def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact
         part_entries=labels.config.get("part_entries"),
     )
     with open_labeling(options, out, num_threads=available_cores()) as labeling:
-        first = sum(name.startswith("part-") for name in labels.files)
+        first_part = sum(name.startswith("part-") for name in labels.files)
         if isinstance(labeling.rows, ImagesInput):
-            return _add_images(labels, labeling, labeling.rows, first, reporter)
+            return _add_images(labels, labeling, labeling.rows, first_part, reporter)
         assert isinstance(labeling.rows, EmbeddingsInput)
         embeddings = labeling.rows.embeddings
         if _covers_all_rows(labels, embeddings, labeling):
             return labels
-        if first == len(labeling.sizes):  # none of the added images could be used
+        if first_part == len(labeling.sizes):  # none of the added images could be used
             return labels
-        return _add_rows(labels, embeddings, labeling, first, reporter)
+        return _add_rows(labels, embeddings, labeling, first_part, reporter)
 
 
 class _NewImages:
-    """The `LabelInput` protocol over images without labels. first: number of their first part."""
+    """The `LabelInput` protocol over images without labels; their parts start at `first_part`."""
 
-    def __init__(self, images: ImagesInput, new: ImagesInput, first: int) -> None:
+    def __init__(self, images: ImagesInput, new: ImagesInput, first_part: int) -> None:
         self.name, self.fingerprint, self.config = images.name, images.fingerprint, images.config
-        self.sizes = [0] * first + new.sizes
-        self._new, self._first = new, first
+        self.sizes = [0] * first_part + new.sizes
+        self._new, self._first_part = new, first_part
 
     def parent(self, out: Path) -> Parent:
         return self._new.parent(out)
 
     def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
-        return self._new.ahead([part - self._first for part in parts])
+        return self._new.ahead([part - self._first_part for part in parts])
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
-        return self._new.read(part - self._first, on_done)
+        return self._new.read(part - self._first_part, on_done)
 
     def close(self) -> None: ...
 
 
 def _add_images(
-    labels: Artifact, labeling: Labeling, images: ImagesInput, first: int, reporter: Reporter
+    labels: Artifact, labeling: Labeling, images: ImagesInput, first_part: int, reporter: Reporter
 ) -> Artifact:
     _check_made_from_images(labels, labeling)
     table = LabelTable(labels)
@@ -85,10 +85,10 @@ def _add_images(
     if not new_keys:
         return labels
     source = images.source.only(pa.chunked_array([pa.array(new_keys, pa.large_string())]))
-    rows = _NewImages(images, images.of(source), first)
+    rows = _NewImages(images, images.of(source), first_part)
     adding = Labeling(labeling.options, rows, labeling.centers, labeling.search, labeling.request)
-    parts = range(first, len(rows.sizes))
-    with open_addition(labels, labeling.request.parents, first) as addition:
+    parts = range(first_part, len(rows.sizes))
+    with open_addition(labels, labeling.request.parents, first_part) as addition:
         draft = addition.draft
         missing = [part for part in parts if not adding.has(draft, part)]
         done = len(new_keys) - sum(rows.sizes[part] for part in missing)
@@ -96,7 +96,7 @@ def _add_images(
             for part in missing:
                 adding.make(draft, part, lambda _done, _errors: None)
                 meter.advance(rows.sizes[part])
-        errors = merge_errors(draft, parts, images.source.problems, errors_name_from(first))
+        errors = merge_errors(draft, parts, images.source.problems, errors_name_from(first_part))
         num_rows = _count_rows(draft, parts)
         if not num_rows:  # the same images failed again
             addition.discard()
@@ -128,11 +128,11 @@ def _add_rows(
     labels: Artifact,
     embeddings: EmbeddingsArtifact,
     labeling: Labeling,
-    first: int,
+    first_part: int,
     reporter: Reporter,
 ) -> Artifact:
-    parts = range(first, len(labeling.sizes))
-    with open_addition(labels, labeling.request.parents, first) as addition:
+    parts = range(first_part, len(labeling.sizes))
+    with open_addition(labels, labeling.request.parents, first_part) as addition:
         draft = addition.draft
         missing = [part for part in parts if not labeling.has(draft, part)]
         total, num_missing = (
@@ -142,7 +142,7 @@ def _add_rows(
             for part in missing:
                 labeling.make(draft, part, lambda _done, _errors: None)
                 meter.advance(labeling.sizes[part])
-        with draft.write(errors_name_from(first)) as path:
+        with draft.write(errors_name_from(first_part)) as path:
             shutil.copyfile(embeddings.errors_file, path)
         num_rows = _count_rows(draft, parts)
         totals = _add_counts(labels.summary, labeling.search.summary(draft, parts))

@@ -152,7 +152,7 @@ class ApproximateSearch:
             with draft.write(name) as path, path.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
         scan = ApproximateScan(self._centers.vectors, cells)
-        rows = self._centers.align(_sample(self._rows, 2 * _AUDITED_ROWS))
+        rows = self._centers.align(_draw_sample(self._rows, 2 * _AUDITED_ROWS))
         exact = CenterScan(self._centers.vectors).nearest(rows, self._top).ids
         tuning, audited = slice(0, None, 2), slice(1 if len(rows) > 1 else 0, None, 2)
         probes = self._probes or fewest_probes(scan, rows[tuning], exact[tuning])
@@ -192,7 +192,7 @@ def _read_audit(draft: Draft) -> dict[str, Any]:
     return facts
 
 
-def _sample(rows: EmbeddingsInput, num: int) -> Embeddings:
+def _draw_sample(rows: EmbeddingsInput, num: int) -> Embeddings:
     """Returns the `num` rows whose keys have the smallest hashes, in order of the hash, [n, D]."""
     hashes, row_ids = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for block in rows.blocks:

@@ -25,7 +25,7 @@ def open_used_embeddings(
     for parent in artifact.parents:
         if parent.role == "embeddings":
             with suppress(MlcdError):
-                embeddings = open_artifact(fetch_copy(_location(artifact, parent)))
+                embeddings = open_artifact(fetch_copy(_resolve_location(artifact, parent)))
                 if (state := state_with_digest(embeddings, parent.digest)) is not None:
                     return EmbeddingsArtifact(state)
     raise NotFound(
@@ -34,7 +34,7 @@ def open_used_embeddings(
     )
 
 
-def _location(artifact: Artifact, parent: Parent) -> str:
+def _resolve_location(artifact: Artifact, parent: Parent) -> str:
     if is_url(parent.path):
         return parent.path
     return os.path.normpath(artifact.path.resolve() / parent.path)

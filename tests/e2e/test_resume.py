@@ -81,7 +81,7 @@ def test_the_demo_and_its_step_end_by_one_signal(digits, tiny_recipe, tmp_path, 
     )  # the step's end too, which has the same standard output
     assert (process.returncode, "Traceback" in output) == (130, False)
     assert "trained " not in output  # the step was told, and not waited for
-    assert output.endswith("mlcd: interrupted; run the same command again to go on\n")
+    assert output.endswith("mlcd: interrupted; run the same command again to resume\n")
 
 
 def test_ctrl_c_while_modules_are_imported_leaves_no_traceback():

@@ -132,7 +132,7 @@ def sample_clusters(
             f"a hierarchical sample needs levels of clusters, found none in {centers.path}",
             remedy="make them with `mlcd cluster --levels K,K,…`",
         )
-    ids, distances = _nearest_centers(embeddings, read_centers)
+    ids, distances = _find_nearest_centers(embeddings, read_centers)
     if options.outliers is not None:
         remaining = decisions.left
         out = outliers(ids[remaining], distances[remaining], options.outliers)
@@ -166,7 +166,7 @@ class _TwoSets:
         return vectors
 
 
-def _nearest_centers(
+def _find_nearest_centers(
     embeddings: EmbeddingsArtifact, centers: Centers
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Returns the id of each row's nearest center, [N], and the distance to it, [N]."""

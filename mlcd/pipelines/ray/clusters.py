@@ -82,7 +82,7 @@ class _MembersOnRay:
         self.assignment = np.full(len(row_ids), -1, np.int32)
         self._totals: ClusterSums | None = None
         location = location_of(embeddings.artifact.path)
-        size = _block_rows(len(row_ids), calls.num_workers)
+        size = _choose_block_rows(len(row_ids), calls.num_workers)
         self._slices = [slice(start, start + size) for start in range(0, len(row_ids), size)]
         self._blocks = [
             calls.share((location, row_ids[block_slice], mean)) for block_slice in self._slices
@@ -150,7 +150,7 @@ class _MembersOnRay:
         return ids, sums
 
 
-def _block_rows(num_rows: int, num_workers: int) -> int:
+def _choose_block_rows(num_rows: int, num_workers: int) -> int:
     return int(
         np.clip(
             -(-num_rows // (_BLOCKS_PER_WORKER * num_workers)), _MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS
