@@ -34,7 +34,7 @@ def read_numbers(_: click.Context, option: click.Parameter, text: str | None) ->
 @click.command()
 @click.argument("embeddings", type=ARTIFACT)
 @click.argument("out", type=ARTIFACT_OUT)
-@click.option("--clusters", type=click.IntRange(1))
+@click.option("--clusters", type=click.IntRange(1), help="Number of clusters.")
 @click.option(
     "--levels",
     metavar="K,K,…",

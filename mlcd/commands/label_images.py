@@ -24,7 +24,7 @@ from mlcd.progress import Reporter
 @click.command()
 @click.argument("source", metavar="EMBEDDINGS|IMAGES")
 @click.argument("out", type=ARTIFACT_OUT)
-@click.option("--centers", type=ARTIFACT)
+@click.option("--centers", type=ARTIFACT, help="Centers to label with.")
 @click.option(
     "--classes",
     is_flag=True,
@@ -35,14 +35,24 @@ from mlcd.progress import Reporter
     is_flag=True,
     help="Instead of --centers: label each image with the --top rarest tokens of its captions.",
 )
-@click.option("--top", type=click.IntRange(1), default=8, show_default=True)
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Maximum number of labels per row.",
+)
 @click.option(
     "--threshold",
     type=float,
     help="Keep only those of the --top nearest centers with at least this cosine.",
 )
 @click.option(
-    "--mode", type=click.Choice(["exact", "approximate"]), default="exact", show_default=True
+    "--mode",
+    type=click.Choice(["exact", "approximate"]),
+    default="exact",
+    show_default=True,
+    help="approximate: compare each row with the centers of a few cells only.",
 )
 @click.option(
     "--probes",
@@ -103,7 +113,7 @@ def label(
     silence_decoders()
     if [classes, captions, centers is not None].count(True) != 1:
         raise click.UsageError(
-            "give --centers CENTERS, or --classes for labels by folder, or --captions for tokens"
+            "give one of --centers CENTERS, --classes (labels by folder) and --captions (tokens)"
         )
     if on is not None and (centers is None or append):
         raise click.UsageError(
