@@ -117,7 +117,7 @@ def _open_centers(model: Artifact, path: Path | None) -> Artifact | None:
     centers = open_artifact(path, _CENTERS)
     if centers.fingerprint != model.fingerprint:
         raise ConfigInvalid(
-            f"{path} must be centers of the same model",
+            f"{path} and {model.path} must be of the same model",
             remedy="cluster embeddings of this model, or leave out --centers",
         )
     return centers

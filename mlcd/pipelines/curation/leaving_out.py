@@ -72,7 +72,7 @@ def leave_out_leaks(
     """Leaves out near duplicates of images of the other set."""
     if against.fingerprint != embeddings.fingerprint:
         raise ConfigInvalid(
-            f"{against.artifact.path} must be embeddings of the same model",
+            f"{against.artifact.path} and {embeddings.artifact.path} must be of the same model",
             remedy="embed both sets with one model",
         )
     assert options.leaks is not None
@@ -124,7 +124,8 @@ def sample_clusters(
     read_centers = Centers.read(centers)
     if read_centers.fingerprint != embeddings.fingerprint:
         raise ConfigInvalid(
-            f"{centers.path} must be centers of the same model", remedy="cluster these embeddings"
+            f"{centers.path} and {embeddings.artifact.path} must be of the same model",
+            remedy="cluster these embeddings",
         )
     levels = read_groups(centers)
     if options.hierarchical is not None and not levels:
