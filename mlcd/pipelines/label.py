@@ -224,7 +224,7 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
         )
     if options.model is None:
         raise ConfigInvalid(
-            f"without --model, the input must be a finished artifact of embeddings, got"
+            "without --model, the input must be a finished artifact of embeddings, got"
             f" {options.source}",
             remedy="finish `mlcd embed`, or give --model to label images",
         )

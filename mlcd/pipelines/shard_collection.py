@@ -96,8 +96,10 @@ class CollectionShards:
                 ) from error
 
     def _has_work_left(self, *, starts: bool = False) -> bool:
-        """Returns whether work is left. Raises Conflict if the output is something else, OutputGone
-        if another owner has the draft.
+        """Returns whether work is left. starts: claim the draft first.
+
+        Raises Conflict if the output is something else, OutputGone if the draft is missing or
+        another owner's.
         """
         if self._is_published():
             return False
@@ -136,9 +138,8 @@ class CollectionShards:
             except OSError as error:
                 refuse_full_disk(error, self._out)
                 is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-                if not (
-                    is_taken and self._is_published()
-                ):  # by another process with the same owner
+                # another process with the same owner may have published it
+                if not (is_taken and self._is_published()):
                     raise
 
     def _build_collection(self, collection_path: Path, on_done: OnDone) -> None:

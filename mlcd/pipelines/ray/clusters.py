@@ -141,8 +141,8 @@ class _MembersOnRay:
             calls.in_a_tree(
                 _add,
                 [
-                    calls.call(_sum, block, block_slice, part)
-                    for block, block_slice in zip(self._blocks, ids, strict=True)
+                    calls.call(_sum, block, block_ids, part)
+                    for block, block_ids in zip(self._blocks, ids, strict=True)
                 ],
             )
             for part in parts

@@ -32,7 +32,7 @@ from mlcd.progress import Reporter
 # owner of unfinished output; the same for every driver, so any driver can resume it
 _OWNER: Final = "ray"
 _DRIVER_CENTERS: Final = 65_536  # centers in the driver's memory at a time
-# memory per component of a center in a scan: its value, its rounded value, and those to check it
+# memory per component of a center in a scan: its value, its rounded value, and data for checks
 _COMPONENT_BYTES: Final = 8
 
 
