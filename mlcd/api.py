@@ -1,8 +1,8 @@
-"""The package's Python interface: each function does the work of the command of its name.
+"""The Python API: each function does the same as the command of its name.
 
-Paths go in and artifacts come out where `out` is given; without it the result stays in memory.
-Arrays come out as NumPy arrays; torch tensors and lists go in as well. Shapes: N rows, K centers, Q
-queries, D dimension, L labels of a row.
+With `out`, a function writes an artifact; without it, the result stays in memory. Inputs may be
+NumPy arrays, torch tensors or lists; results are NumPy arrays. Shapes: N rows, K centers, Q
+queries, D dimensions, L labels per row.
 """
 
 import os
@@ -59,20 +59,20 @@ from mlcd.types import (
     unit_rows,
 )
 
-if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
+if TYPE_CHECKING:  # it imports the package tokenizers, which images do not need
     from mlcd.encoders.text_encoder import TextEncoder
 
-_BATCH: Final = MAX_BATCH  # images that are decoded and in memory at a time
+_BATCH_IMAGES: Final = MAX_BATCH  # decoded images in memory at a time
 
 
 class Model:
-    """An opened encoder of images and, where the model has a text tower, of texts.
+    """An open encoder of images and, if the model has a text tower, of texts.
 
-    It is a context manager, and safe to use from several threads.
+    It is a context manager, and thread-safe.
     """
 
     def __init__(self, encoder: Encoder, open_texts: Callable[[], "TextEncoder"]) -> None:
-        """open_texts: opens the model's text tower, or raises NoTextTower."""
+        """open_texts: opens the text tower, or raises NoTextTower."""
         self.encoder = encoder
         self._open_texts = open_texts
         self._texts: TextEncoder | None = None
@@ -80,7 +80,7 @@ class Model:
 
     @property
     def text_encoder(self) -> "TextEncoder":
-        """Returns the text tower, opened at the first use; raises NoTextTower without one."""
+        """Returns the text tower, opened at its first use. Raises NoTextTower without one."""
         with self._lock:
             if self._texts is None:
                 self._texts = self._open_texts()
@@ -92,7 +92,7 @@ class Model:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Returns the identity of weights and preprocessing, as hex SHA-256."""
+        """Returns the identity of weights and preprocessing, a hex SHA-256."""
         return self.encoder.fingerprint
 
     @property
@@ -100,41 +100,41 @@ class Model:
         return self.encoder.dimension
 
     def embed(self, images: Iterable[ImageInput]) -> Embeddings:
-        """Returns float32 [N, D], a row of unit length for each image, in their order.
+        """Returns unit rows, float32 [N, D], one per image in order.
 
-        images: paths, bytes of files, uint8 pixels [H, W, 3] or Pillow images; pixels are RGB.
-        Raises ImageRejected for the first image that cannot be used, with its place in the series,
-        and InvalidInput for a single image.
+        images: paths, bytes of files, uint8 RGB pixels [H, W, 3] or Pillow images. Raises
+        ImageRejected for the first unusable image, naming its index, and InvalidInput for a single
+        image instead of a series.
         """
         check_images(images)
         blocks = [np.empty((0, self.dimension), np.float32)]
         for start, batch in _batches(images):
             pixels = [self._prepare(image, start + number) for number, image in enumerate(batch)]
             rows = self.encoder.encode(np.stack(pixels))
-            if len(without := np.flatnonzero(~rows.any(axis=1))):
+            if len(zero_rows := np.flatnonzero(~rows.any(axis=1))):
                 raise ImageRejected(
                     "no-embedding",
-                    f"image {start + int(without[0])} cannot be embedded: its row is zero",
+                    f"image {start + int(zero_rows[0])} cannot be embedded: its row is zero",
                 )
             blocks.append(rows)
         return np.concatenate(blocks)
 
     def embed_texts(self, texts: Iterable[str]) -> Embeddings:
-        """Returns float32 [N, D], a row of unit length for each text, in their order.
+        """Returns unit rows, float32 [N, D], one per text in order.
 
-        Raises NoTextTower where the model embeds images only, TextRejected for the first text that
-        cannot be used, with its place in the series, and InvalidInput for a single text.
+        Raises NoTextTower if the model embeds images only, TextRejected for the first unusable
+        text, naming its index, and InvalidInput for a single text instead of a series.
         """
         if isinstance(texts, str):
             raise InvalidInput(
                 "texts must be a series of strings, got one string", remedy="give a list"
             )
         encoder = self.text_encoder
-        checked = [_usable(text, number) for number, text in enumerate(texts)]
+        checked = [_require_text(text, number) for number, text in enumerate(texts)]
         rows = encoder.encode(encoder.tokenizer(checked))
-        if len(without := np.flatnonzero(~rows.any(axis=1))):
+        if len(zero_rows := np.flatnonzero(~rows.any(axis=1))):
             raise TextRejected(
-                "no-embedding", f"text {int(without[0])} cannot be embedded: its row is zero"
+                "no-embedding", f"text {int(zero_rows[0])} cannot be embedded: its row is zero"
             )
         return rows
 
@@ -152,7 +152,7 @@ class Model:
         return f"<model {self.name} of dimension {self.dimension}>"
 
     def close(self) -> None:
-        """Frees the engine; a second call does nothing."""
+        """Closes the engine; a second call does nothing."""
         self.encoder.close()
         with self._lock:
             if self._texts is not None:
@@ -169,11 +169,11 @@ class Model:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EmbeddedImages(ShortRepr):
-    """The embeddings of a place of images.
+    """The embeddings of a set of images.
 
-    keys: of each row, the image's name in its place. class_names: its sub-folder or class, None
-    where there is none. vectors: float32 [N, D], unit rows. skipped: a record with key, reason and
-    detail for each image without a row.
+    keys: name of each row's image inside the set. class_names: sub-folder or class of each image,
+    or None. vectors: unit rows, float32 [N, D]. skipped: key, reason and detail of each image
+    without a row.
     """
 
     keys: list[SampleKey]
@@ -187,8 +187,8 @@ class EmbeddedImages(ShortRepr):
 class EmbeddedTexts(ShortRepr):
     """The embeddings of a file of texts.
 
-    keys: of each row, the text's id or the number of its line. vectors: float32 [N, D], unit rows.
-    skipped: a record with key, reason and detail for each text without a row.
+    keys: id or line number of each row's text. vectors: unit rows, float32 [N, D]. skipped: key,
+    reason and detail of each text without a row.
     """
 
     keys: list[SampleKey]
@@ -201,9 +201,9 @@ class EmbeddedTexts(ShortRepr):
 class Labels(ShortRepr):
     """The nearest centers of each row, best first.
 
-    ids: int32 [N, L], -1 where a row has fewer. similarities: float32 [N, L], cosines, -inf there;
-    those read from an artifact were rounded to half precision. keys: of the rows, None for labels
-    of an array. names: of the centers.
+    ids: int32 [N, L], padded with -1. similarities: cosines, float32 [N, L], padded with -inf;
+    labels in an artifact have half precision. keys: key of each row; None for labels of an array.
+    names: name of each center, or None.
     """
 
     ids: NDArray[np.integer]
@@ -214,8 +214,9 @@ class Labels(ShortRepr):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Matches(ShortRepr):
-    """The items most similar to each query, best first: ids and cosines, as Q lists that may differ
-    in length.
+    """The items most similar to each query, best first.
+
+    ids, similarities: Q lists of ids and of cosines; lists may differ in length.
     """
 
     ids: list[list[str]]
@@ -223,7 +224,7 @@ class Matches(ShortRepr):
 
 
 class Index:
-    """Items that can be searched. It is a context manager; close it where it is on disk."""
+    """An index of items to search. It is a context manager; an index on disk must be closed."""
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class Index:
         search: Callable[[NDArray[Any], int], Matches],
         close: Callable[[], None] | None = None,
     ) -> None:
-        """close: frees what the search needs; None where that is memory alone."""
+        """close: releases the resources of `search`; None if it only uses memory."""
         self._num_items, self._search, self._close = num_items, search, close
 
     def __len__(self) -> int:
@@ -241,16 +242,15 @@ class Index:
         return f"<index of {self._num_items} items>"
 
     def search(self, queries: ArrayLike, top: int = 10) -> Matches:
-        """Returns the `top` items of highest cosine for each query: float [Q, D], of any length but
-        zero.
+        """Returns the `top` items of highest cosine for each query.
 
-        Raises InvalidInput for queries of another dimension or without a direction, ConfigInvalid
-        for `top` below 1.
+        queries: float [Q, D], of any norm above 0. Raises InvalidInput for queries of another
+        dimension, zero or not finite, ConfigInvalid for `top` below 1.
         """
         return self._search(as_array(queries), top)
 
     def close(self) -> None:
-        """Frees what the index holds open; a second call does nothing."""
+        """Closes the collection on disk, if any; a second call does nothing."""
         if self._close is not None:
             self._close()
 
@@ -275,9 +275,9 @@ def load_model(
     """Opens a model: an artifact of `mlcd export`, other weights, an .onnx file with its JSON,
     "hog" or "pixels".
 
-    num_threads: 0 takes every core that this process may use. exif, decode: replace what the
-    model's preprocessing says. Raises NotFound, ConfigInvalid or ArtifactInvalid, naming what is
-    missing.
+    num_threads: number of threads; 0 uses every core available to this process. exif, decode:
+    override the model's preprocessing. Raises NotFound, ConfigInvalid or ArtifactInvalid, naming
+    what is missing.
     """
     silence_decoders()
     spec = resolve_model(os.fspath(model))
@@ -294,12 +294,12 @@ def embed(
     out: Location | None = None,
     progress: bool = False,
 ) -> EmbeddedImages:
-    """Embeds a place of images: a folder, glob, list, tar shards, parquet, zip, or a URL of these.
+    """Embeds the images of a folder, glob, list, tar shards, parquet, zip, or a URL of these.
 
-    Images that cannot be used are skipped and reported. out: writes the embeddings artifact there,
-    as `mlcd embed` does; after an interruption the same call continues. `Model.embed` takes images
-    that are not in one place. Raises NotFound for a place that does not exist, InvalidInput where
-    no image can be used.
+    Images that cannot be used are skipped and reported in `skipped`. out: where to write the
+    embeddings artifact of `mlcd embed`; an interrupted call resumes when repeated. For other
+    images, use `Model.embed`. Raises NotFound if `images` does not exist, InvalidInput if no image
+    can be used.
     """
     source = open_source(os.fspath(images))
     with _open_model(model) as opened, _output_path(out) as path:
@@ -317,13 +317,13 @@ def embed_texts(
     out: Location | None = None,
     progress: bool = False,
 ) -> EmbeddedTexts:
-    """Embeds a file of texts: .txt with one a line, or .jsonl, .csv or .parquet with a column
-    `text` and, where there are ids, `id`.
+    """Embeds a file of texts: .txt with one per line, or .jsonl, .csv or .parquet with a column
+    `text` and, optionally, `id`.
 
-    Texts that cannot be used are skipped and reported. out: writes the embeddings artifact there,
-    as `mlcd embed --texts` does; after an interruption the same call continues. `Model.embed_texts`
-    takes texts that are not in a file. Raises NotFound for a file that does not exist, NoTextTower
-    for a model that embeds images only, InvalidInput where no text can be used.
+    Texts that cannot be used are skipped and reported in `skipped`. out: where to write the
+    embeddings artifact of `mlcd embed --texts`; an interrupted call resumes when repeated. For
+    texts in memory, use `Model.embed_texts`. Raises NotFound if the file does not exist,
+    NoTextTower if the model embeds images only, InvalidInput if no text can be used.
     """
     file = read_texts(texts)
     with _open_texts_of(model) as encoder, _output_path(out) as path:
@@ -346,10 +346,10 @@ def cluster(
 ) -> Centers:
     """Clusters embeddings by spherical k-means; `Centers.vectors` are unit rows, float32 [K, D].
 
-    embeddings: an artifact, or float [N, D], whose rows are made unit rows. hold_out: the share of
-    rows left out, for artifacts, 0.2 as in `mlcd cluster`; every row of an array is clustered.
-    names: names each center by the majority of its members' classes, for artifacts. out: writes the
-    centers artifact there. Raises InvalidInput for rows that are not finite or zero, and for more
+    embeddings: an artifact, or float [N, D], whose rows are normalized. hold_out: share of rows
+    left out, for artifacts only, 0.2 by default; all rows of an array are clustered. names: name
+    each center by the majority of its members' classes, for artifacts only. out: where to write the
+    centers artifact. Raises InvalidInput for rows that are zero or not finite, and for more
     clusters than distinct rows.
     """
     options = clustering.ClusterOptions(
@@ -385,13 +385,13 @@ def label(
     out: Location | None = None,
     progress: bool = False,
 ) -> Labels:
-    """Gives each row its `top` nearest centers, of those at least as similar as `threshold`.
+    """Labels each row with its `top` nearest centers.
 
-    rows: float [N, D], an embeddings artifact, or a place of images, which needs the `model` whose
-    embeddings were clustered. centers: float [K, D], `Centers` or their artifact; of an artifact of
-    rows, an artifact as well. mode: exact, or approximate, for artifacts. out: writes the labels
-    artifact there. Raises ConfigInvalid where rows and centers are of different models,
-    InvalidInput for rows that are not finite.
+    rows: float [N, D], an embeddings artifact, or images, which need `model`. centers: float
+    [K, D], `Centers`, or a centers artifact; required to be an artifact if `rows` is a location.
+    threshold: minimum cosine of a label. mode: "approximate" is for artifacts only. model: model
+    whose embeddings were clustered. out: where to write the labels artifact. Raises ConfigInvalid
+    if rows and centers are of different models, InvalidInput for rows that are not finite.
     """
     if not isinstance(rows, str | os.PathLike):
         if mode != "exact" or model is not None or out is not None:
@@ -402,7 +402,8 @@ def label(
         return _label_rows(as_array(rows), centers, top, threshold)
     if not isinstance(centers, str | os.PathLike):
         raise ConfigInvalid(
-            "rows in an artifact need centers in an artifact", remedy="give the centers' path"
+            "rows in an artifact need centers in an artifact, got an array or Centers",
+            remedy="give the path of the centers",
         )
     options = labeling.LabelOptions(
         str(fetch_copy(rows)) if model is None else os.fspath(rows),
@@ -427,11 +428,11 @@ def index(
 ) -> Index:
     """Makes embeddings searchable.
 
-    embeddings: an artifact, whose keys are the ids, or float [N, D] with `ids` (the row numbers
-    without them). Without `out` the index is in memory and exact. out: writes a durable collection
-    there, as `mlcd index` does, which the service opens, too. recall: what the collection's index
-    has to show, 0.99 without it. Raises Conflict where another collection is at `out`, InvalidInput
-    where ids do not fit the rows.
+    embeddings: an artifact, whose keys are the ids, or float [N, D]. ids: one id per row of an
+    array; row numbers by default. out: where to write a collection on disk, as `mlcd index` does,
+    which the service can open too; without it, the index is in memory and exact. recall: minimum
+    recall@10 of the collection's index, 0.99 by default. Raises Conflict if another collection is
+    at `out`, InvalidInput if the number of ids differs from the number of rows.
     """
     if not isinstance(embeddings, str | os.PathLike):
         if out is not None or recall is not None:
@@ -440,7 +441,9 @@ def index(
             )
         return _index_rows(unit_rows(as_array(embeddings)), ids)
     if ids is not None:
-        raise ConfigInvalid("the ids of an artifact are its keys", remedy="leave out ids")
+        raise ConfigInvalid(
+            "ids need an array, got an artifact, whose keys are the ids", remedy="leave out ids"
+        )
     artifact = EmbeddingsArtifact.open(fetch_copy(embeddings))
     if out is None:
         if recall is not None:
@@ -450,7 +453,7 @@ def index(
             )
         return _index_rows(artifact.load(), artifact.keys)
     indexing.index(artifact, local_path(out), _reporter(shown=progress), recall=recall)
-    return _on_disk(Collection.open(local_path(out), read_only=True))
+    return _wrap_collection(Collection.open(local_path(out), read_only=True))
 
 
 def _cluster_rows(rows: NDArray[Any], options: clustering.ClusterOptions) -> Centers:
@@ -469,14 +472,14 @@ def _label_rows(
     top: int,
     threshold: float | None,
 ) -> Labels:
-    least = None if threshold is None else least_product(threshold)
+    min_product = None if threshold is None else least_product(threshold)
     if not isinstance(centers, str | os.PathLike | Centers):
         unit = unit_rows(as_array(centers))
-        neighbors, names = nearest_centers(unit_rows(rows), unit, top, least), None
+        neighbors, names = nearest_centers(unit_rows(rows), unit, top, min_product), None
     else:
         opened = centers if isinstance(centers, Centers) else Centers.open(fetch_copy(centers))
         neighbors, names = (
-            nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, least),
+            nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, min_product),
             opened.names,
         )
     return Labels(neighbors.ids, cosines(neighbors.scores), None, names)
@@ -486,7 +489,7 @@ def _index_rows(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
     row_ids = [str(row) for row in range(len(vectors))] if ids is None else list(ids)
     if len(row_ids) != len(vectors):
         raise InvalidInput(
-            f"{len(vectors)} rows and {len(row_ids)} ids", remedy="give one id for each row"
+            f"ids must have one id per row, got {len(row_ids)} ids for {len(vectors)} rows"
         )
     dimension = vectors.shape[1]
 
@@ -506,7 +509,7 @@ def _index_rows(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
     return Index(len(row_ids), search)
 
 
-def _on_disk(collection: Collection) -> Index:
+def _wrap_collection(collection: Collection) -> Index:
     def search(queries: NDArray[Any], top: int) -> Matches:
         lists = collection.search(queries, top).matches
         return Matches(
@@ -519,7 +522,7 @@ def _on_disk(collection: Collection) -> Index:
 
 @contextmanager
 def _open_model(model: Location | Model) -> Iterator[Model]:
-    """Yields an open model; one that the caller opened stays open."""
+    """Yields an open model; closes it afterward unless the caller opened it."""
     if isinstance(model, Model):
         yield model
         return
@@ -529,7 +532,7 @@ def _open_model(model: Location | Model) -> Iterator[Model]:
 
 @contextmanager
 def _open_texts_of(model: Location | Model) -> Iterator["TextEncoder"]:
-    """Yields the text tower of a model; that of a model which the caller opened stays open."""
+    """Yields the text tower of a model; closes it afterward unless the caller opened the model."""
     if isinstance(model, Model):
         yield model.text_encoder
         return
@@ -539,7 +542,7 @@ def _open_texts_of(model: Location | Model) -> Iterator["TextEncoder"]:
 
 @contextmanager
 def _output_path(out: Location | None) -> Iterator[Path]:
-    """Yields `out`, or a temporary path that is removed afterward."""
+    """Yields the path of `out`, or a temporary path that is removed afterward."""
     if out is not None:
         yield artifact_path(out)
         return
@@ -547,7 +550,7 @@ def _output_path(out: Location | None) -> Iterator[Path]:
         yield Path(folder) / "artifact"
 
 
-def _usable(text: object, number: int) -> str:
+def _require_text(text: object, number: int) -> str:
     checked = check_text(text, max_chars=MAX_CHARS)
     if isinstance(checked, TextRejected):
         message = f"text {number}: {checked.message}"
@@ -560,9 +563,9 @@ def _batches(images: Iterable[ImageInput]) -> Iterator[tuple[int, list[ImageInpu
     start = 0
     for image in images:
         batch.append(image)
-        if len(batch) == _BATCH:
+        if len(batch) == _BATCH_IMAGES:
             yield start, batch
-            start, batch = start + _BATCH, []
+            start, batch = start + _BATCH_IMAGES, []
     if batch:
         yield start, batch
 

@@ -1,4 +1,4 @@
-"""The `mlcd` command, which parses, opens, calls one pipeline and prints."""
+"""The `mlcd` command: finds and runs a command, and prints its errors."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from mlcd.locations import show_location
 from mlcd.too_many_files import is_too_many_files, too_many_files
 from mlcd.version import __version__
 
-# Our commands, by the modules that hold them: one is imported when it is called.
+# module of each of our commands; imported only when the command is called
 _COMMANDS: Final = {
     "backup": "back_up_state",
     "cluster": "cluster_embeddings",
@@ -34,14 +34,14 @@ _COMMANDS: Final = {
     "sync": "sync_artifact",
     "verify": "verify_artifact",
 }
-# the extra that a product needs, where several have the missing package
+# extra of each product, to prefer if several extras install the missing package
 _EXTRAS: Final = {"mlcd.service": "serve", "mlcd.training": "train"}
-_BAD_USAGE = 2
+_USER_ERROR = 2
 _INTERRUPTED = 130
 
 
 class _Commands(click.Group):
-    """The group of our commands and of those that installed products add through the entry point
+    """Our commands, and commands that installed products add through the entry point
     `mlcd.commands`.
     """
 
@@ -62,13 +62,13 @@ class _Commands(click.Group):
                 except ModuleNotFoundError as error:
                     if _is_own(error):
                         raise
-                    return _not_installed(cmd_name, _missing(error), ctx)
+                    return _make_failing_command(cmd_name, _describe_missing(error), ctx)
                 return command
         return None
 
 
-def _not_installed(name: str, missing: str, ctx: click.Context) -> click.Command:
-    """Returns a command that is listed, and whose call tells what it needs."""
+def _make_failing_command(name: str, missing: str, ctx: click.Context) -> click.Command:
+    """Returns a command that is listed, and whose call fails with the missing package."""
 
     def refuse() -> None:
         raise click.UsageError(f"`mlcd {name}` needs {missing}", ctx)
@@ -93,13 +93,13 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command and exits: 0 on success, 2 with one line for a user's mistake, 130 when
-    interrupted.
+    """Runs the command and exits: 0 on success, 2 after a one-line error that the user can fix, 130
+    if interrupted.
     """
     try:
         _run()
     except Exception as error:
-        # Every import and every library opens files.
+        # any import or library may raise it, as all of them open files
         if not is_too_many_files(error):
             raise
         _fail(str(too_many_files()))
@@ -120,19 +120,19 @@ def _run() -> None:
     except MlcdError as error:
         _fail(str(error))
     except (KeyboardInterrupt, click.Abort):
-        click.echo("mlcd: interrupted; run the same command again to go on", err=True)
+        click.echo("mlcd: interrupted; run the same command again to resume", err=True)
         sys.exit(_INTERRUPTED)
     except ModuleNotFoundError as error:
         if _is_own(error):
             raise
-        _fail(f"this needs {_missing(error)}")
+        _fail(f"this needs {_describe_missing(error)}")
     except BrokenPipeError:  # `mlcd … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
 def _usage_message(error: click.UsageError) -> str:
-    """Returns Click's message; for a missing `--model`, the model to begin with."""
+    """Returns Click's message; for a missing `--model`, suggests a model."""
     if isinstance(error, click.MissingParameter) and error.param and error.param.name == "model":
         return "--model is required: give --model starter, or a model of your own"
     return error.format_message()
@@ -142,16 +142,18 @@ def _is_own(error: ModuleNotFoundError) -> bool:
     return error.name is None or error.name.partition(".")[0] == "mlcd"
 
 
-def _missing(error: ImportError) -> str:
+def _describe_missing(error: ImportError) -> str:
     modules = [
         ".".join(frame.f_globals.get("__name__", "").split(".")[:2])
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    likely = next((extra for product, extra in _EXTRAS.items() if product in modules), "serve")
+    likely_extra = next(
+        (extra for product, extra in _EXTRAS.items() if product in modules), "serve"
+    )
     package = missing_package(error)
-    return f"the package {package}: {install_command_for(package, likely=likely)}"
+    return f"the package {package}: {install_command_for(package, likely=likely_extra)}"
 
 
 def _fail(message: str) -> None:
     click.echo(f"mlcd: {' '.join(show_location(message).split())}", err=True)
-    sys.exit(_BAD_USAGE)
+    sys.exit(_USER_ERROR)

@@ -1,6 +1,4 @@
-"""The examination of this machine and the choice of an engine; nothing that is missing makes it
-fail.
-"""
+"""Examines this machine and the choice of an engine; missing parts are reported, not errors."""
 
 import os
 import platform
@@ -19,7 +17,7 @@ _ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu",
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_NO_LIMIT_BYTES: Final = 2**60  # the value of cgroup v1 where there is no limit
+_NO_LIMIT_BYTES: Final = 2**60  # cgroup v1 writes a higher value for no limit
 _NVIDIA_SMI: Final = (
     "nvidia-smi",
     "--query-gpu=name,memory.total,compute_cap,driver_version",
@@ -27,24 +25,24 @@ _NVIDIA_SMI: Final = (
 )
 _TIMEOUT_S: Final = 10
 _INT8: Final = {
-    True: "computed here, on request, for models that `mlcd quantize` has made",
-    False: "not computed here: the CPU has neither VNNI nor AMX",
+    True: "available on request, for models made by `mlcd quantize`",
+    False: "not available: the CPU has neither VNNI nor AMX",
     None: "unknown",
 }
 
 
 def examine() -> dict[str, Any]:
-    """Returns the facts, ready for JSON; None where something cannot be known."""
+    """Returns the facts, ready for JSON; None for facts that cannot be determined."""
     return {
         "mlcd": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in _ENGINES},
+        "packages": {name: _find_version(name) for name in _ENGINES},
         "cpu": {
-            "model": _cpu_model(),
+            "model": _read_cpu_model(),
             "features": sorted(cpu_features()),
             "openvino_capabilities": _openvino_capabilities(),
-            "int8": _int8(),
+            "int8": _find_int8(),
         },
         "cores": {
             "machine": os.cpu_count(),
@@ -52,23 +50,27 @@ def examine() -> dict[str, Any]:
             "cgroup_quota": quota_cores(),
             "usable": available_cores(),
         },
-        "memory": {"machine_bytes": _memory_bytes(), "cgroup_limit_bytes": memory_limit_bytes()},
-        "gpus": _gpus(),
-        "choice": _choice(),
+        "memory": {
+            "machine_bytes": _read_memory_bytes(),
+            "cgroup_limit_bytes": memory_limit_bytes(),
+        },
+        "gpus": _list_gpus(),
+        "choice": _describe_choice(),
         "starter": starter_installed(),
     }
 
 
 def report(facts: dict[str, Any]) -> str:
-    """Returns the facts for people, one per line."""
+    """Returns the facts as text, one per line."""
     cpu, cores, memory, choice = facts["cpu"], facts["cores"], facts["memory"], facts["choice"]
     quota, limit = cores["cgroup_quota"], memory["cgroup_limit_bytes"]
+    limit_text = _format_gib(limit) if limit else "none"
     rows = [
         ("mlcd", f"{facts['mlcd']}, Python {facts['python']}, {facts['system']}"),
         *((name, version or "not installed") for name, version in facts["packages"].items()),
         ("CPU", cpu["model"] or "unknown"),
-        ("instructions", ", ".join(cpu["features"]) or "none that matter to mlcd"),
-        ("OpenVINO", ", ".join(cpu["openvino_capabilities"] or ["cannot be asked"])),
+        ("instructions", ", ".join(cpu["features"]) or "none that mlcd uses"),
+        ("OpenVINO", ", ".join(cpu["openvino_capabilities"] or ["unknown"])),
         ("int8", _INT8[cpu["int8"]]),
         (
             "cores",
@@ -77,7 +79,10 @@ def report(facts: dict[str, Any]) -> str:
                 f"cpuset {cores['cpuset']}, quota {quota or 'none'}"
             ),
         ),
-        ("memory", f"{_gib(memory['machine_bytes'])}; limit {_gib(limit) if limit else 'none'}"),
+        (
+            "memory",
+            f"{_format_gib(memory['machine_bytes'])}; limit {limit_text}",
+        ),
         ("GPUs", "; ".join(facts["gpus"]) or "none"),
         (
             "choice",
@@ -92,7 +97,7 @@ def report(facts: dict[str, Any]) -> str:
 
 
 def memory_limit_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Returns the memory that the cgroup allows, None without a limit."""
+    """Returns the memory limit of the cgroup in bytes; None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             limit = int((cgroup / name).read_text())
@@ -102,16 +107,16 @@ def memory_limit_bytes(cgroup: Path = _CGROUP) -> int | None:
     return None
 
 
-def _choice() -> dict[str, str]:
+def _describe_choice() -> dict[str, str]:
     chosen = choose_engine()
     reason = (
-        f"{chosen.reason}; fp32 is exact, and bf16 is taken only on request"
-        f"{_bf16_on_cpu(chosen.engine)}"
+        f"{chosen.reason}; fp32 is exact, and bf16 is used only on request"
+        f"{_describe_bf16(chosen.engine)}"
     )
     return {"engine": chosen.engine, "precision": "fp32", "reason": reason}
 
 
-def _bf16_on_cpu(engine: str) -> str:
+def _describe_bf16(engine: str) -> str:
     capabilities = _openvino_capabilities()
     if engine != "openvino" or capabilities is None:
         return ""
@@ -122,23 +127,23 @@ def _bf16_on_cpu(engine: str) -> str:
     )
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
         return None
 
 
-def _cpu_model() -> str | None:
-    return _field(_CPUINFO, "model name") or platform.processor() or None
+def _read_cpu_model() -> str | None:
+    return _read_field(_CPUINFO, "model name") or platform.processor() or None
 
 
-def _memory_bytes() -> int | None:
-    total = _field(_MEMINFO, "MemTotal")
+def _read_memory_bytes() -> int | None:
+    total = _read_field(_MEMINFO, "MemTotal")
     return 1024 * int(total.split()[0]) if total else None
 
 
-def _field(path: Path, name: str) -> str | None:
+def _read_field(path: Path, name: str) -> str | None:
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -155,7 +160,7 @@ def _openvino_capabilities() -> list[str] | None:
         return None
 
 
-def _int8() -> bool | None:
+def _find_int8() -> bool | None:
     try:
         from mlcd.encoders.openvino import computes_int8
 
@@ -164,15 +169,15 @@ def _int8() -> bool | None:
         return None
 
 
-def _gpus() -> list[str]:
+def _list_gpus() -> list[str]:
     try:
-        listed = subprocess.run(
+        completed = subprocess.run(
             _NVIDIA_SMI, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+    return [line.strip() for line in completed.stdout.splitlines() if line.strip()]
 
 
-def _gib(size_bytes: int | None) -> str:
+def _format_gib(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else f"{size_bytes / 2**30:.1f} GiB"

@@ -1,23 +1,23 @@
 """The errors that a user can meet.
 
-MlcdError                 base: a message, and the remedy where there is one
+MlcdError                 base: a message and, optionally, a remedy
 ├── InvalidInput          the caller's data cannot be used
 │   ├── ImageRejected     one image cannot be used; carries a stable reason
 │   ├── TextRejected      one text cannot be used; carries a stable reason
 │   └── NoTextTower       the model embeds images only
 ├── NotFound              a named thing does not exist
-├── Conflict              it exists already, for something else, or somebody is at it
-├── Unavailable           not now: engine down, starting, out of space
+├── Conflict              it exists with other content, or another process is using it
+├── Unavailable           cannot be done now: engine down, starting, out of space
 │   ├── Overloaded        the queue is full
-│   ├── DiskFull          no space where something is written
-│   ├── StoreUnreachable  a store behind a network does not answer
-│   ├── TooManyOpenFiles  no descriptor is free
+│   ├── DiskFull          the disk to write to is full
+│   ├── StoreUnreachable  a remote store does not answer
+│   ├── TooManyOpenFiles  no file descriptor is free
 │   └── DeadlineExceeded  the time allowed for the work has passed
 ├── ArtifactInvalid       a directory is incomplete, damaged or of another kind
 ├── ConfigInvalid         a recipe, option or setting is wrong
 └── Diverged              training reached a loss or gradient that is not finite
 
-Bugs of our own stay `ValueError`, `AssertionError` and the like: the user cannot correct them.
+Bugs in mlcd raise `ValueError`, `AssertionError` and others, because the user cannot fix them.
 """
 
 from typing import Literal, TypeAlias
@@ -41,8 +41,7 @@ TextReason = Literal["empty", "not-a-string", "not-unicode", "too-long", "no-emb
 class MlcdError(Exception):
     """An error that the user can act on: `message`, then the remedy."""
 
-    # stable, so that programs may compare it; a kind without a name of its own has that of the kind
-    # above it
+    # stable, so programs may compare it; a class that does not set a name inherits it
     name: str = "internal-error"
 
     def __init__(self, message: str, *, remedy: str | None = None) -> None:
@@ -63,7 +62,7 @@ class InvalidInput(MlcdError):
 class ImageRejected(InvalidInput):
     """One image cannot be used.
 
-    `reason` is stable and safe to show; the text is free of library messages and payloads.
+    `reason` is stable and safe to show; the message contains no library messages or payloads.
     """
 
     def __init__(self, reason: ImageReason, message: str, *, remedy: str | None = None) -> None:
@@ -75,7 +74,7 @@ class ImageRejected(InvalidInput):
 class TextRejected(InvalidInput):
     """One text cannot be used.
 
-    `reason` is stable and safe to show; the message holds nothing of the text.
+    `reason` is stable and safe to show; the message does not quote the text.
     """
 
     def __init__(self, reason: TextReason, message: str, *, remedy: str | None = None) -> None:
@@ -84,7 +83,7 @@ class TextRejected(InvalidInput):
         self.name = reason
 
 
-# why one item of a request has no embedding
+# the error of one item of a request
 Rejection: TypeAlias = ImageRejected | TextRejected
 
 
@@ -95,8 +94,8 @@ class NoTextTower(InvalidInput):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"the model {model} embeds images and no texts",
-            remedy="join a text tower to it with `mlcd export MODEL OUT --text FROM`",
+            f"embedding texts needs a text tower, which the model {model} lacks",
+            remedy="add one with `mlcd export MODEL OUT --text FROM`",
         )
 
 
@@ -107,33 +106,33 @@ class NotFound(MlcdError):
 
 
 class Conflict(MlcdError):
-    """The thing exists already, was made from something else, or another process is building it."""
+    """The output exists with other content, or another process is using it."""
 
     name = "conflict"
 
 
 class Unavailable(MlcdError):
-    """The work is legitimate but cannot be done now."""
+    """The request is valid but cannot be fulfilled now."""
 
     name = "unavailable"
 
 
 class Overloaded(Unavailable):
-    """The queue is full; the caller may try again."""
+    """The queue is full; the caller may retry."""
 
     name = "too-many-requests"
 
 
 class DiskFull(Unavailable):
-    """The disk that is written to is full."""
+    """The disk to write to is full."""
 
 
 class StoreUnreachable(Unavailable):
-    """A store behind a network does not answer now."""
+    """A remote store does not answer."""
 
 
 class TooManyOpenFiles(Unavailable):
-    """The process, or the system, has as many files open as it may."""
+    """The process or the system has reached its limit of open files."""
 
 
 class DeadlineExceeded(Unavailable):

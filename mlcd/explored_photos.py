@@ -1,4 +1,4 @@
-"""`mlcd explore` from Python: the command in a process of its own."""
+"""`mlcd explore` from Python, which runs the command in a separate process."""
 
 import atexit
 import os
@@ -15,36 +15,36 @@ from mlcd.errors import MlcdError
 from mlcd.locations import Location
 
 _URL: Final = re.compile(r"(?:already open: )?(https?://\S+)")
-_PREFIX: Final = "mlcd: "  # how the command's error begins
-_END_S: Final = 30.0  # for the pictures that are being looked at
+_ERROR_PREFIX: Final = "mlcd: "  # of the command's error line
+_STOP_TIMEOUT_S: Final = 30.0  # the server finishes the images that it is processing
 
 
 class ExploredPhotos:
-    """The page of a place of pictures, and the server that makes and serves it.
+    """A server that explores photos and serves a page about them.
 
-    It ends with Python, at `stop`, or at the end of a `with`; nothing is lost, and the next call
-    goes on. In Jupyter it shows the page. url: of the page.
+    The server stops when Python exits, at `stop`, or at the end of a `with` block; the next call
+    resumes. Jupyter shows the page. url: URL of the page.
     """
 
     def __init__(self, url: str, server: "subprocess.Popen[str]") -> None:
-        """server: the command, which has written its URL; what it writes from now on is dropped."""
+        """server: the command, after it printed its URL; its further output is discarded."""
         self.url, self._server = url, server
         assert server.stdout is not None
-        self._drained = threading.Thread(target=_drain, args=(server.stdout,), daemon=True)
-        self._drained.start()
+        self._drain_thread = threading.Thread(target=_drain, args=(server.stdout,), daemon=True)
+        self._drain_thread.start()
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Ends the server; a second call does nothing. One that was open before stays."""
+        """Stops the server if `explore` started it; a second call does nothing."""
         atexit.unregister(self.stop)
         if self._server.poll() is None:
             self._server.send_signal(signal.SIGINT)
             try:
-                self._server.wait(_END_S)
+                self._server.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self._server.kill()
         self._server.wait()
-        self._drained.join()
+        self._drain_thread.join()
 
     def __repr__(self) -> str:
         return f"<photos at {self.url}>"
@@ -69,12 +69,12 @@ def explore(
     state: Location | None = None,
     port: int = 8000,
 ) -> ExploredPhotos:
-    """Starts the page of a folder, glob, tar shards, parquet, zip, or a URL of these, and returns
-    once it answers; the pictures appear while they are looked at.
+    """Starts a page about photos in a folder, glob, tar shards, parquet, zip, or a URL of these.
 
-    clusters: number of groups; chosen by the pictures without it. state: where it is kept, without
-    it in the user's cache. port: a free one is taken where it is in use. Raises MlcdError with the
-    line of the command where it cannot start.
+    Returns as soon as the page answers; photos appear on it while they are processed. clusters:
+    number of groups; by default chosen from the photos. state: folder to keep results in; by
+    default in the user's cache. port: another free port is used if it is taken. Raises MlcdError
+    with the command's error line if it cannot start.
     """
     command = ["explore", os.fspath(photos), "--model", os.fspath(model), "--no-browser"]
     command += ["--port", str(port)]
@@ -88,21 +88,21 @@ def explore(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,  # Ctrl-C in Python or Jupyter is not for it
+        start_new_session=True,  # Ctrl-C in Python or Jupyter must not stop it
     )
     assert server.stdout is not None
-    last = ""
+    last_line = ""
     for line in server.stdout:
         if match := _URL.match(line):
             return ExploredPhotos(match[1], server)
-        last = line.strip() or last
+        last_line = line.strip() or last_line
     server.stdout.close()
     server.wait()
-    raise MlcdError(last.removeprefix(_PREFIX) or "mlcd explore ended without a word")
+    raise MlcdError(last_line.removeprefix(_ERROR_PREFIX) or "mlcd explore ended without a message")
 
 
 def _drain(output: IO[str]) -> None:
-    """Reads what nobody sees, so that the server never waits for a reader."""
+    """Reads and discards the output, so that the server does not block on a full pipe."""
     with output:
         for _ in output:
             pass

@@ -1,6 +1,6 @@
-"""The command that installs what is missing, by what the installed distribution says of itself.
+"""Finds the command that installs a missing package, from the metadata of the installed mlcd.
 
-An extra of mlcd is installed from where mlcd itself was: a checkout, a wheel or an index.
+An extra is installed from the source that mlcd was installed from: a checkout, a wheel or an index.
 """
 
 import json
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 _NAME: Final = "mlcd"
-# where the name of a module does not tell the distribution's
+# distributions of modules with a different name
 _DISTRIBUTIONS: Final = {
     "PIL": "pillow",
     "faiss": "faiss-cpu",
@@ -31,62 +31,66 @@ _NOT_FOR_USERS: Final = "dev"
 def install_command(*extras: str) -> str:
     """Returns the command that adds these extras to this installation.
 
-    Where the place that mlcd was installed from is gone, it names the packages of the extras.
+    If the source that mlcd was installed from is missing, it names the packages of the extras.
     """
     try:
         own = distribution(_NAME)
-    except PackageNotFoundError:  # the checkout is on the path, and not installed
-        return _pip(f"{Path(__file__).resolve().parents[1]}[{','.join(extras)}]")
+    except PackageNotFoundError:  # a checkout on the path that is not installed
+        return _format_pip(f"{Path(__file__).resolve().parents[1]}[{','.join(extras)}]")
     origin = json.loads(own.read_text("direct_url.json") or "null")
     if origin is None:
-        return _pip(f"{_NAME}[{','.join(extras)}]")
+        return _format_pip(f"{_NAME}[{','.join(extras)}]")
     url = origin["url"]
     path = Path(url2pathname(urlsplit(url).path))
     if urlsplit(url).scheme == "file" and not path.exists():
-        tables = _extras_of(own)
-        return _pip(
+        tables = _read_requirements(own)
+        return _format_pip(
             *dict.fromkeys(requirement for extra in extras for requirement in tables.get(extra, ()))
         )
     if "dir_info" not in origin:
-        return _pip(f"{_NAME}[{','.join(extras)}] @ {_pin(url, origin)}")
+        return _format_pip(f"{_NAME}[{','.join(extras)}] @ {_format_url(url, origin)}")
     editable = ("-e",) if origin["dir_info"].get("editable") else ()
-    return _pip(*editable, f"{path}[{','.join(extras)}]")
+    return _format_pip(*editable, f"{path}[{','.join(extras)}]")
 
 
 def install_command_for(package: str, *, likely: str | None = None) -> str:
-    """Returns the command that installs a distribution, given its name or that of a module.
+    """Returns the command that installs a distribution.
 
-    It names the extra that declares the package and lacks the least here, else the package.
-
-    likely: the extra to take where it is one of those that declare it.
+    The command names the extra that requires the distribution and has the fewest missing packages,
+    or else the distribution. package: name of the distribution, or of a module in it. likely: extra
+    to prefer if it requires the distribution.
     """
     name = distribution_of(package)
     try:
-        tables = _extras_of(distribution(_NAME))
+        tables = _read_requirements(distribution(_NAME))
     except PackageNotFoundError:
-        return _pip(name)
+        return _format_pip(name)
     for requirement in tables.pop("", ()):
-        if _name_of(requirement) == name:
-            return _pip(requirement)
+        if _parse_name(requirement) == name:
+            return _format_pip(requirement)
     tables.pop(_NOT_FOR_USERS, None)
-    lacking = {
-        extra: sum(not _is_installed(_name_of(line)) for line in requirements)
+    num_missing = {
+        extra: sum(not _is_installed(_parse_name(line)) for line in requirements)
         for extra, requirements in tables.items()
-        if name in map(_name_of, requirements)
+        if name in map(_parse_name, requirements)
     }
-    if not lacking:
-        return _pip(name)
-    extra = likely if likely in lacking else min(lacking, key=lambda candidate: lacking[candidate])
+    if not num_missing:
+        return _format_pip(name)
+    extra = (
+        likely
+        if likely in num_missing
+        else min(num_missing, key=lambda candidate: num_missing[candidate])
+    )
     return install_command(extra)
 
 
 def missing_package(error: ImportError) -> str:
-    """Returns the name of the distribution that an import has not found."""
+    """Returns the name of the distribution that a failed import needs."""
     return distribution_of(error.name) if error.name else str(error)
 
 
-def _pin(url: str, origin: dict[str, Any]) -> str:
-    """Returns the address of a wheel, or of a commit, as pip takes it."""
+def _format_url(url: str, origin: dict[str, Any]) -> str:
+    """Returns the URL of a wheel or a commit in the form that pip accepts."""
     vcs = origin.get("vcs_info")
     if vcs is not None:
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
@@ -98,11 +102,11 @@ def distribution_of(module: str) -> str:
     for length in range(len(parts), 0, -1):
         if (name := ".".join(parts[:length])) in _DISTRIBUTIONS:
             return _DISTRIBUTIONS[name]
-    return _canonical(parts[0])
+    return _normalize_name(parts[0])
 
 
-def _extras_of(own: Distribution) -> dict[str, list[str]]:
-    """Returns the requirements of each extra, those of every installation under the empty name."""
+def _read_requirements(own: Distribution) -> dict[str, list[str]]:
+    """Returns the requirements of each extra; those of mlcd itself under the empty name."""
     tables: dict[str, list[str]] = {"": []}
     for line in own.requires or ():
         requirement, _, marker = line.partition(";")
@@ -111,11 +115,11 @@ def _extras_of(own: Distribution) -> dict[str, list[str]]:
     return tables
 
 
-def _name_of(requirement: str) -> str:
-    return _canonical(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
+def _parse_name(requirement: str) -> str:
+    return _normalize_name(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
 
 
-def _canonical(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -127,5 +131,5 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _pip(*arguments: str) -> str:
+def _format_pip(*arguments: str) -> str:
     return f"pip install {shlex.join(arguments)}"

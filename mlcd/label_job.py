@@ -21,13 +21,13 @@ _Number = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True)
 class LabelJob:
-    """The work that a job does on its input. Fields with a default are options of some kinds, by
-    `OPTIONS_OF`; others ignore them.
+    """The input, output and options of a job. `OPTIONS_OF` lists the options of each kind; other
+    kinds ignore them.
 
-    input: a folder, a glob of tar shards or parquet files, or one file; of `curate` jobs an
-    embeddings artifact. output: the artifact, or the collection of `index`. threshold: only labels
-    at least so similar. embeddings: written beside the labels. url_column: the input is a table
-    with the images' URLs in this column. The options of `curate` are those of the command.
+    input: a folder, a glob of tar shards or parquet files, or a file; for `curate` an embeddings
+    artifact. output: the artifact, or for `index` the collection. top: maximum number of labels per
+    image. threshold: minimum cosine of a label. embeddings: also write the embeddings. url_column:
+    the input is a table with image URLs in this column. For all other options see `mlcd curate`.
     """
 
     kind: JobKind
@@ -49,12 +49,12 @@ class LabelJob:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The values of the options that its kind has, by name."""
+        """Returns the values of the options of its kind, by name."""
         return {name: getattr(self, name) for name in OPTIONS_OF[self.kind]}
 
     @property
     def needs_centers(self) -> bool:
-        """Tells whether the work depends on the centers that are served."""
+        """Returns whether the job depends on the served centers."""
         samples = (self.outliers, self.balance, self.hierarchical)
         return self.kind == "label" or (self.kind == "curate" and samples != (None, None, None))
 

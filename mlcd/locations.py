@@ -1,7 +1,7 @@
-"""The location of things: a path on this machine, or an fsspec URL such as s3://bucket/photos.
+"""Locations of images and artifacts: local paths, or fsspec URLs such as s3://bucket/photos.
 
-An artifact at a URL has a copy on this machine, at a path that tells the URL:
-`mlcd.artifacts.copies` keeps the two alike.
+An artifact at a URL has a local copy, whose path encodes the URL; `mlcd.artifacts.copies` keeps
+both in sync.
 """
 
 import os
@@ -15,7 +15,7 @@ from mlcd.errors import ConfigInvalid
 from mlcd.extras import install_command, install_command_for
 
 Location: TypeAlias = str | os.PathLike[str]
-# the extra of mlcd for the file systems behind a protocol
+# the extra of mlcd that installs the file system of each protocol
 _EXTRAS: Final = {
     "s3": "s3",
     "s3a": "s3",
@@ -25,9 +25,9 @@ _EXTRAS: Final = {
     "abfs": "azure",
     "hf": "hf",
 }
-_WEB: Final = ("http", "https", "ftp")
-# names of query fields that give whoever has them access: of Amazon, Google, Azure and others
-_SIGNED: Final = re.compile(
+_WEB_PROTOCOLS: Final = ("http", "https", "ftp")
+# names of query fields that grant access, of Amazon, Google, Azure and others
+_CREDENTIAL_FIELD: Final = re.compile(
     r"[?&](x-(amz|goog)-(signature|credential|security-token)|awsaccesskeyid|signature|sig"
     r"|(access_|auth)?token|api_?key|password)=",
     re.IGNORECASE,
@@ -36,19 +36,19 @@ _ONE_SLASH: Final = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)")
 
 
 def is_url(location: Location) -> bool:
-    """Tells a URL from a path. `zip://a::s3://b` is one, too."""
+    """Returns whether a location is a URL, including chained ones such as `zip://a::s3://b`."""
     return "://" in os.fspath(location)
 
 
 def local_path(location: Location) -> Path:
-    """Returns the path.
+    """Returns the location as a path.
 
     Raises ConfigInvalid for a URL, which would otherwise become a folder named `s3:`.
     """
     if is_url(check_no_credentials(location)):
         raise ConfigInvalid(
-            f"{location} is a URL, and this has to be on this machine",
-            remedy="give a path; images and artifacts may be at URLs",
+            f"this must be a local path, got the URL {location}",
+            remedy="give a path; only images and artifacts may be at URLs",
         )
     return Path(location)
 
@@ -56,21 +56,21 @@ def local_path(location: Location) -> Path:
 def artifact_path(location: Location) -> Path:
     """Returns the path of an artifact; for a URL, the path of its copy on this machine.
 
-    Raises ConfigInvalid for a URL that does not name a directory of a store.
+    Raises ConfigInvalid for a URL that is not a directory in a store.
     """
     text = check_no_credentials(location).removeprefix("file://")
     if not is_url(text):
         return Path(text)
-    store, _, inside = text.partition("://")
-    if store in _WEB:
+    store, _, key = text.partition("://")
+    if store in _WEB_PROTOCOLS:
         raise ConfigInvalid(
-            f"an artifact must be in a store, got the address of a web server: {text}",
-            remedy="give a store's URL, such as s3://bucket/artifact",
+            f"an artifact must be in a store, got the web address {text}",
+            remedy="give the URL of a store, such as s3://bucket/artifact",
         )
-    parts = inside.rstrip("/").split("/")
+    parts = key.rstrip("/").split("/")
     if not store.isalnum() or any(part in ("", ".", "..") for part in parts):
         raise ConfigInvalid(
-            f"the URL of an artifact must name its directory in a store, got {text}",
+            f"the URL of an artifact must be a directory in a store, got {text}",
             remedy="write it as s3://bucket/artifact, without .. or //",
         )
     return copies_folder().joinpath(store, *parts)
@@ -86,43 +86,43 @@ def url_of(path: Path) -> str | None:
 
 
 def location_of(path: Path) -> str:
-    """Returns where other machines find a path: the URL of an artifact's copy, else the whole
-    path.
+    """Returns the location of a path for other machines: the URL of an artifact's copy, or else the
+    absolute path.
     """
     return url_of(path) or str(path.resolve())
 
 
 def relative_location(path: Path, out: Path) -> str:
-    """Returns where a path is, for one who reads the artifact at `out`: the way from there in one
-    place, and the URL or the whole path between two places.
+    """Returns the location of `path` for the manifest at `out`: the relative path if both are local
+    or in the same bucket, otherwise the URL or the absolute path.
     """
     path, out = path.resolve(), out.resolve()
-    url, of_out = url_of(path), url_of(out)
-    if _store(url) == _store(of_out):
+    url, out_url = url_of(path), url_of(out)
+    if _bucket_of(url) == _bucket_of(out_url):
         return os.path.relpath(path, out)
     return location_of(path)
 
 
 def show_location(text: str) -> str:
-    """Returns a text for people, in which copies of artifacts are named by their URLs."""
+    """Returns `text` with the paths of artifact copies replaced by their URLs."""
     return re.sub(rf"{re.escape(str(copies_folder()))}/([a-z0-9]+)/", r"\1://", text)
 
 
 def copies_folder() -> Path:
-    """Returns the folder of the copies of artifacts that are at URLs."""
+    """Returns the folder of local copies of artifacts at URLs."""
     return user_cache_path("mlcd", appauthor=False) / "artifacts"
 
 
-def _store(url: str | None) -> str | None:
-    """Returns the protocol and the bucket."""
+def _bucket_of(url: str | None) -> str | None:
+    """Returns protocol and bucket of a URL; None for None."""
     return None if url is None else "/".join(url.split("/")[:3])
 
 
 def check_no_credentials(location: Location) -> str:
     """Returns the location as text.
 
-    Raises ConfigInvalid for a URL with a password in it, which would end up in logs and manifests,
-    and for one with a slash too few.
+    Raises ConfigInvalid for a URL that contains credentials, which would end up in logs and
+    manifests, and for a URL with `:/` instead of `://`.
     """
     text = os.fspath(location)
     if one_slash := _ONE_SLASH.match(text):
@@ -131,30 +131,30 @@ def check_no_credentials(location: Location) -> str:
         )
     for url in text.split("::"):
         protocol, _, address = url.partition("://")
-        user, is_given, _ = address.partition("/")[0].rpartition("@")
-        # az://container@account has no password
-        if is_given and (":" in user or protocol in _WEB):
+        user, has_user, _ = address.partition("/")[0].rpartition("@")
+        # az://container@account does not contain a password
+        if has_user and (":" in user or protocol in _WEB_PROTOCOLS):
             raise ConfigInvalid(
-                f"there is a password in the {protocol}:// URL",
-                remedy="leave it out: the environment or a profile of this process has it",
+                f"the {protocol}:// URL must not contain a password",
+                remedy="leave it out, and set it in the environment or in a profile of the store",
             )
-        if _SIGNED.search(address):
+        if _CREDENTIAL_FIELD.search(address):
             raise ConfigInvalid(
-                f"there is a signature or a token in the {protocol}:// URL",
+                f"the {protocol}:// URL must not contain a signature or a token",
                 remedy="use the store's own protocol, such as s3://, or download the files",
             )
     return text
 
 
 def install_command_for_url(location: str) -> str:
-    """Returns the command that installs what opens such URLs."""
+    """Returns the command that installs the file system of this URL's protocol."""
     from fsspec.registry import known_implementations
 
     protocol = location.rpartition("::")[2].partition("://")[0]
     if protocol in _EXTRAS:
         return install_command(_EXTRAS[protocol])
     package: str = known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
-    # the extra for https is [http]
+    # fsspec's extra for https is named http
     if package == "fsspec":
         return f"pip install 'fsspec[{protocol.removesuffix('s')}]'"
     return install_command_for(package)

@@ -1,6 +1,6 @@
-"""Reads text files of users: lists, tables in CSV and JSON lines, all in UTF-8.
+"""Reads text files of users: lists, CSV tables and JSON lines, all in UTF-8.
 
-A byte order mark is dropped. Rows that do not fit the table are refused, never cut.
+A byte order mark is dropped. Rows with too few or too many fields are errors.
 """
 
 import csv
@@ -12,22 +12,22 @@ from typing import IO, Any, Final
 from mlcd.errors import InvalidInput
 
 _BOM: Final = "\ufeff"
-_OTHER_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")  # UTF-32's little-endian mark begins as UTF-16's
-_MAX_FIELD: Final = 1 << 24  # characters; the module's own limit is 2**17
-_CSV: Final = 'put a text with commas or quotes between quotes, and write "" for a quote in it'
+_OTHER_BOMS: Final = (b"\xff\xfe", b"\xfe\xff")  # UTF-32's little-endian mark starts with UTF-16's
+_MAX_FIELD_CHARS: Final = 1 << 24  # the default limit of the module csv is 2**17
+_CSV_REMEDY: Final = 'put a text with commas or quotes in quotes, and write "" for a quote in it'
 
 
 def decode_text(data: bytes, item: str) -> str:
-    """Returns the text without a byte order mark. Raises InvalidInput where it is not in UTF-8."""
+    """Returns the text without a byte order mark. Raises InvalidInput if it is not UTF-8."""
     _refuse_utf_16(data[:4], item)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _not_utf_8(item) from error
+        raise _not_utf_8_error(item) from error
 
 
 def split_lines(text: str) -> list[str]:
-    r"""Returns the lines of a text, which end at \n or \r\n alone: a file's name may hold any other
+    r"""Returns the lines of a text. Only \n and \r\n end a line: file names may contain any other
     separator.
     """
     lines = [line.removesuffix("\r") for line in text.removeprefix(_BOM).split("\n")]
@@ -47,7 +47,7 @@ def read_list(data: bytes, item: str) -> list[str]:
 def open_text(
     file: IO[bytes], item: str, *, errors: str = "strict", newline: str = ""
 ) -> io.TextIOWrapper:
-    """Returns an open binary file as text, with its line ends as they are.
+    """Returns an open binary file as text, without converting line ends by default.
 
     Raises InvalidInput for UTF-16.
     """
@@ -57,13 +57,14 @@ def open_text(
 
 
 def csv_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yields (number of the line where it begins, fields) of each row of a table in CSV, the header
-    first; none for an empty file. Empty lines are skipped.
+    """Yields (number of its first line, fields) of each row of a CSV table, the header first.
 
-    Raises InvalidInput naming the first row that is damaged or has not as many fields as the
-    header, and a column that the header has twice.
+    Yields nothing for an empty file. Empty lines are skipped.
+
+    Raises InvalidInput naming the first row that is damaged or whose number of fields differs from
+    the header, or a column that occurs twice in the header.
     """
-    csv.field_size_limit(_MAX_FIELD)
+    csv.field_size_limit(_MAX_FIELD_CHARS)
     reader = csv.reader(lines, strict=True)
     header: list[str] = []
     while True:
@@ -71,9 +72,11 @@ def csv_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]
         try:
             row = next(reader, None)
         except UnicodeDecodeError as error:
-            raise _not_utf_8(f"{item}, near line {start},") from error
+            raise _not_utf_8_error(f"{item}, near line {start},") from error
         except csv.Error as error:
-            raise InvalidInput(f"{item}, line {start}: {_fault(error)}", remedy=_CSV) from error
+            raise InvalidInput(
+                f"{item}, line {start}: {_describe_csv_error(error)}", remedy=_CSV_REMEDY
+            ) from error
         if row is None:
             return
         if not "".join(row).strip() and len(row) <= 1:
@@ -82,17 +85,17 @@ def csv_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]
             header = row = _check_header(item, row)
         elif len(row) != len(header):
             raise InvalidInput(
-                f"{item}, line {start} has {len(row)} fields, and the header {len(header)} "
-                f"({join_columns(header)})",
-                remedy=_CSV,
+                f"{item}, line {start} must have {len(header)} fields like the header "
+                f"({join_columns(header)}), got {len(row)}",
+                remedy=_CSV_REMEDY,
             )
         yield start, row
 
 
 def json_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
-    """Yields (number of its line, value) of each line of JSON; empty lines hold none.
+    """Yields (line number, value) of each line of JSON; empty lines are skipped.
 
-    Raises InvalidInput naming the line that is damaged.
+    Raises InvalidInput naming the first line that is not JSON.
     """
     number = 0
     try:
@@ -100,7 +103,7 @@ def json_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
             if line.strip():
                 yield number, json.loads(line)
     except UnicodeDecodeError as error:
-        raise _not_utf_8(f"{item}, near line {number + 1},") from error
+        raise _not_utf_8_error(f"{item}, near line {number + 1},") from error
     except (ValueError, RecursionError) as error:
         raise InvalidInput(
             f"{item}, line {number} is not JSON", remedy="give one object in each line"
@@ -108,31 +111,33 @@ def json_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
 
 
 def join_columns(names: Sequence[str]) -> str:
-    """Returns the names of columns for a message."""
+    """Returns the names of the first 20 columns for a message."""
     return ", ".join(name[:40] for name in names[:20]) or "none"
 
 
 def _check_header(item: str, row: Sequence[str]) -> list[str]:
     names = [name.strip() for name in row]
-    twice = next((name for name in names if name and names.count(name) > 1), None)
-    if twice is not None:
-        raise InvalidInput(f"{item} has two columns {twice!r}", remedy="rename one")
+    repeated = next((name for name in names if name and names.count(name) > 1), None)
+    if repeated is not None:
+        raise InvalidInput(f"{item} has two columns {repeated!r}", remedy="rename one")
     return names
 
 
-def _fault(error: csv.Error) -> str:
+def _describe_csv_error(error: csv.Error) -> str:
     if "unexpected end of data" in str(error):
         return "a quote opens in this row and is never closed"
     if "expected after" in str(error):
-        return "text follows the closing quote of a field that begins in this row"
+        return "text follows the closing quote of a field that starts in this row"
     return f"this row is not CSV ({error})"
 
 
 def _refuse_utf_16(start: bytes, item: str) -> None:
-    # text in UTF-16 without a mark has a zero among its first bytes
+    # UTF-16 without a byte order mark has a zero among its first bytes
     if start.startswith(_OTHER_BOMS) or b"\0" in start:
-        raise InvalidInput(f"{item} is in UTF-16 or UTF-32", remedy="save it in UTF-8")
+        raise InvalidInput(
+            f"{item} must be in UTF-8, got UTF-16 or UTF-32", remedy="save it in UTF-8"
+        )
 
 
-def _not_utf_8(item: str) -> InvalidInput:
+def _not_utf_8_error(item: str) -> InvalidInput:
     return InvalidInput(f"{item} is not text in UTF-8", remedy="save it in UTF-8")

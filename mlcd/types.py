@@ -1,4 +1,4 @@
-"""The vocabulary: arrays that cross boundaries, and the names of things."""
+"""Types that all packages share: arrays, identifiers, and conversions of rows and cosines."""
 
 import math
 import re
@@ -15,21 +15,21 @@ Embeddings: TypeAlias = NDArray[np.float32]
 
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-_SHORT_CHARS: Final = 80  # what a repr shows of a value
+_SHORT_CHARS: Final = 80  # characters of a value in a repr
 
-# The product of a unit row with its copy, both in float32, differs from 1 by less than this.
+# The product of a float32 unit row with itself differs from 1 by less than this.
 _COPY_ROUNDING: Final = 2.0**-20
 
 # [N, 3, H, W] uint8, RGB: the input of every encoder
 ImageBatch: TypeAlias = NDArray[np.uint8]
 
-# [N, T] int64, token ids of texts, all of one length: the input of every text encoder
+# [N, T] int64, token ids of texts, padded to one length: the input of every text encoder
 TokenBatch: TypeAlias = NDArray[np.int64]
 
-# hex SHA-256 of a model's tensors and preprocessing; embeddings of two fingerprints never mix
+# hex SHA-256 of a model's tensors and preprocessing; only embeddings of one fingerprint compare
 Fingerprint: TypeAlias = str
 
-# what the pixels of an image alone tell against it, in the order in which it is given one of them
+# issues that the pixels of an image show; an image gets the first that applies
 Issue: TypeAlias = Literal["odd-size", "odd-aspect", "dark", "light", "low-information", "blurry"]
 ISSUES: Final[tuple[Issue, ...]] = get_args(Issue)
 
@@ -38,8 +38,8 @@ SampleKey: TypeAlias = str
 
 
 class ShortRepr:
-    """A base of dataclasses with `repr=False` whose repr is a line: arrays by type and shape,
-    collections by their length.
+    """A base of dataclasses with `repr=False`, whose repr is one line: shows arrays by dtype and
+    shape, collections by their length.
     """
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ def _shorten(value: object) -> str:
 
 
 def as_array(rows: Any) -> NDArray[Any]:
-    """Returns an array of numbers for one of NumPy, a torch tensor on any device, or lists.
+    """Returns a NumPy array, a torch tensor on any device, or lists as an array of numbers.
 
     Raises InvalidInput for anything else.
     """
@@ -76,10 +76,11 @@ def as_array(rows: Any) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class ScanCounts:
-    """The arithmetic of an exact scan, and how many rows each level of it settled.
+    """The arithmetic of an exact scan, and the number of rows that each level settled.
 
-    proven: by the first pass. wider: by a further one, with more room or without compiled loops.
-    float32, float64: by a scan in that precision.
+    products: name of the arithmetic. proven: rows settled by the first pass. wider: by another
+    pass, with more candidates or without compiled loops. float32, float64: by a scan in that
+    precision.
     """
 
     products: str
@@ -93,9 +94,8 @@ class ScanCounts:
 class Neighbors:
     """The nearest entries of each query, best first.
 
-    ids: [N, L] int32 or int64, -1 where there are fewer than L. scores: [N, L] float32, -inf there.
-    The order is score descending, then id ascending. scan: how an exact answer was found, where a
-    scan found it.
+    ids: [N, L] int32 or int64, padded with -1. scores: [N, L] float32, padded with -inf. Ordered by
+    descending score, then ascending id. scan: how a scan found an exact answer; otherwise None.
     """
 
     ids: NDArray[np.integer]
@@ -103,14 +103,12 @@ class Neighbors:
     scan: ScanCounts | None = None
 
     def as_cosines(self) -> "Neighbors":
-        """Returns the neighbors of unit rows, their scores as `cosines` gives them."""
+        """Returns the neighbors of unit rows with their scores converted by `cosines`."""
         return replace(self, scores=cosines(self.scores))
 
 
 def model_name(name: object) -> str:
-    """Returns `name` where it is valid for a model in URLs, headers and Triton's folders; raises
-    ConfigInvalid.
-    """
+    """Returns `name`. Raises ConfigInvalid if it is invalid in URLs, headers or Triton folders."""
     if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
         raise ConfigInvalid(
             f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore"
@@ -119,8 +117,8 @@ def model_name(name: object) -> str:
 
 
 def cosines(products: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Returns products of unit rows as similarities leave this package: float32 in [-1, 1], and 1
-    for copies, whose products rounding puts a little off; -inf, for no neighbor, stays.
+    """Returns products of unit rows as the cosines that users see: float32 in [-1, 1]; -inf, which
+    means no neighbor, stays. Products within the rounding error of 1 become 1, as for copies.
     """
     similarities = np.maximum(products, -1.0, where=np.isfinite(products), out=products.copy())
     similarities[similarities >= 1 - _COPY_ROUNDING] = 1.0
@@ -129,8 +127,9 @@ def cosines(products: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def least_product(threshold: float) -> float:
-    """Returns the least product of unit rows whose cosine, by `cosines`, reaches a threshold; both
-    are compared in float32, so that a similarity of an answer can be a threshold.
+    """Returns the least product of unit rows whose cosine, by `cosines`, reaches a threshold.
+
+    Cosines compare in float32, so a similarity from an answer can be used as the threshold.
     """
     least = np.float32(threshold)
     if least <= -1:
@@ -148,7 +147,7 @@ def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
     Raises InvalidInput naming the first row that is not finite or whose norm is 0.
     """
     if rows.ndim != 2:
-        raise InvalidInput(f"expected a matrix [rows, dimension], got shape {rows.shape}")
+        raise InvalidInput(f"rows must have shape [N, D], got {list(rows.shape)}")
     norms = np.linalg.norm(rows.astype(np.float64, copy=False), axis=1, keepdims=True)
     usable = np.isfinite(norms[:, 0]) & (norms[:, 0] > 0)
     if not usable.all():

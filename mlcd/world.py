@@ -209,7 +209,8 @@ def one_voice(world: World) -> Iterator[None]:
         time.sleep(_REASON_WAIT_S)
         if store.add(_FAILURE_COUNT_KEY, 1) == 1:
             raise Unavailable(
-                "a process is gone", remedy="the same command goes on from its checkpoint"
+                "another process was lost",
+                remedy="run the same command again: it resumes from its checkpoint",
             ) from error
         time.sleep(_REASON_WAIT_S)
         raise Elsewhere from error

@@ -1,4 +1,4 @@
-"""`mlcd backup` and `mlcd restore`: the state directory of a server."""
+"""`mlcd backup` and `mlcd restore`: back up and restore the state directory of a server."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def backup(state: Path, out: Path, reporter: Reporter) -> None:
     """Copy the state directory of `mlcd serve` to the new directory OUT, while servers write to it.
 
-    OUT holds collections with their thumbnails, jobs, names and STATE/keys.json, and the SHA-256 of
-    each file.
+    OUT contains the collections with their thumbnails, jobs, names, STATE/keys.json, and the
+    SHA-256 of each file.
     """
     from mlcd.pipelines.backup import back_up
 
@@ -40,9 +40,9 @@ def backup(state: Path, out: Path, reporter: Reporter) -> None:
 @click.argument("state", type=LOCAL_PATH)
 @reporter_option
 def restore(backup: Path, state: Path, reporter: Reporter) -> None:
-    """Copy what `mlcd backup` made to STATE, a new or empty directory.
+    """Copy a BACKUP made by `mlcd backup` to STATE, a new or empty directory.
 
-    Every byte is compared with the backup's list before anything is put into its place.
+    Every checksum is verified before any file is put in place.
     """
     from mlcd.pipelines.backup import restore as run
 

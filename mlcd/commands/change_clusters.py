@@ -1,4 +1,4 @@
-"""`mlcd clusters`: changes of clusters whose ids stay."""
+"""`mlcd clusters`: changes clusters and keeps their ids."""
 
 from pathlib import Path
 
@@ -10,23 +10,23 @@ from mlcd.progress import Reporter
 _MEMBERS = click.option(
     "--members",
     type=ARTIFACT,
-    help="Embeddings of the clusters' members.  [default: those that CENTERS were made from]",
+    help="Embeddings of the clusters' members.  [default: the embeddings of CENTERS]",
 )
 _QUANTILE = click.option(
     "--quantile",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
-    help="The share of a cluster's members that lie within its bound.",
+    help="Share of a cluster's members that lie within its bound.",
 )
 _SEED = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 
 
 @click.group()
 def clusters() -> None:
-    """Change clusters whose ids stay: new images arrive, clusters are merged or split.
+    """Change clusters and keep their ids: add, merge, split or align clusters.
 
-    Each change makes new CENTERS, whose journal tells all changes since `mlcd cluster`.
+    Each change writes new CENTERS, whose journal lists all changes since `mlcd cluster`.
     """
 
 
@@ -40,7 +40,7 @@ def clusters() -> None:
     "--clusters",
     "num_new",
     type=click.IntRange(1),
-    help="Number of new clusters.  [default: as many as give them the median size of the old ones]",
+    help="Number of new clusters.  [default: so that they have the median size of old clusters]",
 )
 @_SEED
 @reporter_option
@@ -54,9 +54,9 @@ def update(
     seed: int,
     reporter: Reporter,
 ) -> None:
-    """Add clusters to CENTERS for those NEW embeddings that lie beyond the old clusters.
+    """Add clusters to CENTERS for the NEW embeddings that lie beyond the old clusters.
 
-    Old centers and their ids stay as they are.
+    Old centers and their ids do not change.
     """
     from mlcd.pipelines import change_centers
 
@@ -72,7 +72,7 @@ def update(
     facts = artifact.summary
     line = (
         f"{facts['new']} new clusters with {facts['in_new']} of {facts['images']} new images,"
-        f" {facts['still_beyond']} still beyond any"
+        f" {facts['still_beyond']} still beyond all clusters"
     )
     finish(reporter, artifact, line)
 
@@ -83,9 +83,9 @@ def update(
 @click.argument("out", type=ARTIFACT_OUT)
 @reporter_option
 def merge(centers: Path, ids: tuple[int, ...], out: Path, reporter: Reporter) -> None:
-    """Make the clusters IDS of CENTERS one, that of the lowest id.
+    """Merge the clusters IDS of CENTERS into the cluster of the lowest id.
 
-    Their centers stay, and clusters.npy tells the cluster of each id.
+    All centers stay; clusters.npy contains the cluster of each center.
     """
     from mlcd.pipelines import change_centers
 
@@ -110,7 +110,7 @@ def split(
     seed: int,
     reporter: Reporter,
 ) -> None:
-    """Divide the cluster ID of CENTERS in two: the larger part keeps the id."""
+    """Split the cluster ID of CENTERS in two: the larger part keeps the id."""
     from mlcd.pipelines import change_centers
 
     artifact = change_centers.split(
@@ -134,9 +134,10 @@ def align(
     quantile: float,
     reporter: Reporter,
 ) -> None:
-    """Give OTHER centers, clustered from scratch, the ids of CENTERS where they agree.
+    """Give OTHER centers, clustered from scratch, the ids of matching clusters of CENTERS.
 
-    Clusters match that share the most members. By default the members are what OTHER was made from.
+    Two clusters match if they share more than half of the members of either. By default, the
+    members are the embeddings that OTHER was made from.
     """
     from mlcd.pipelines import change_centers
 
@@ -156,15 +157,16 @@ def align(
 @click.option(
     "--embeddings",
     type=ARTIFACT,
-    help="Embeddings of the labeled images.  [default: those that LABELS were made from]",
+    help="Embeddings of the labeled images.  [default: the embeddings of LABELS]",
 )
 @reporter_option
 def translate(
     labels: Path, centers: Path, out: Path, embeddings: Path | None, reporter: Reporter
 ) -> None:
-    """Translate LABELS, made with an earlier state of CENTERS, into clusters of today.
+    """Translate LABELS, made with an earlier state of CENTERS, to their current clusters.
 
-    OUT/translated.parquet holds key, before, cluster and now: what the nearest center says today.
+    OUT/translated.parquet has the columns key, before (label), cluster (of that label), and now
+    (cluster of the nearest center).
     """
     from mlcd.pipelines.translate_labels import translate as run
 
@@ -185,17 +187,17 @@ def translate(
     "--using",
     type=ARTIFACT,
     multiple=True,
-    help="Embeddings or centers that the journal's steps used; one option for each.",
+    help="Embeddings or centers that the steps of the journal used; repeat the option for each.",
 )
 @reporter_option
 def replay(
     centers: Path, origin: Path, out: Path, using: tuple[Path, ...], reporter: Reporter
 ) -> None:
-    """Make CENTERS again at OUT, by their journal, from the ORIGIN that `mlcd cluster` made.
+    """Rebuild CENTERS at OUT by replaying their journal on ORIGIN, made by `mlcd cluster`.
 
-    The digest of every step has to be the one that it had.
+    Fails if the digest of a step differs from the digest in the journal.
     """
     from mlcd.pipelines import change_centers
 
     artifact = change_centers.replay(centers, origin, using, out)
-    finish(reporter, artifact, "every step has the digest that it had")
+    finish(reporter, artifact, "every step has the digest of the journal")

@@ -1,4 +1,4 @@
-"""`mlcd doctor`: what this machine has."""
+"""`mlcd doctor`: shows the capabilities of this machine."""
 
 import json
 
@@ -8,7 +8,7 @@ import click
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 def doctor(as_json: bool) -> None:
-    """Show what this machine has, and which engine would run a model and why."""
+    """Show what this machine can run, and which engine a model would use and why."""
     from mlcd.doctor import examine, report
 
     facts = examine()

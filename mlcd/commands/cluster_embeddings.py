@@ -1,4 +1,4 @@
-"""`mlcd cluster`: embeddings to centers."""
+"""`mlcd cluster`: clusters embeddings."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter
 
-_FAILED = 1  # exit status of a process whose error another one reports
+_FAILED = 1  # exit status of a process whose error another process reports
 
 
 def read_numbers(_: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
@@ -34,13 +34,12 @@ def read_numbers(_: click.Context, option: click.Parameter, text: str | None) ->
 @click.command()
 @click.argument("embeddings", type=ARTIFACT)
 @click.argument("out", type=ARTIFACT_OUT)
-@click.option("--clusters", type=click.IntRange(1))
+@click.option("--clusters", type=click.IntRange(1), help="Number of clusters.")
 @click.option(
     "--levels",
     metavar="K,K,…",
     callback=read_numbers,
-    help="Instead of --clusters: numbers of clusters of several levels, the finest first; each"
-    " level"
+    help="Instead of --clusters: numbers of clusters of several levels, finest first; each level"
     " groups the clusters of the level before.",
 )
 @click.option(
@@ -48,23 +47,23 @@ def read_numbers(_: click.Context, option: click.Parameter, text: str | None) ->
     "choices",
     metavar="K,K,…",
     callback=read_numbers,
-    help="Instead of --clusters: choose the number at which held-out rows are best separated.",
+    help="Instead of --clusters: use the one of these numbers that separates held-out rows best.",
 )
 @click.option(
     "--balanced",
     is_flag=True,
-    help="Limit each cluster to a quarter more rows than the mean; members.parquet holds the"
+    help="Limit each cluster to a quarter more rows than the mean; members.parquet contains the"
     " cluster of each row.",
 )
 @click.option(
     "--largest",
     type=click.IntRange(1),
-    help="With --balanced: largest number of rows in a cluster.",
+    help="With --balanced: maximum number of rows in a cluster.",
 )
 @click.option(
     "--iterations",
     type=click.IntRange(0),
-    help="Maximum number.  [default: 25; 3 above 16,384 clusters]",
+    help="Maximum number of iterations.  [default: 25; 3 above 16,384 clusters]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option(
@@ -96,13 +95,13 @@ def read_numbers(_: click.Context, option: click.Parameter, text: str | None) ->
     type=click.IntRange(0, 64),
     default=8,
     show_default=True,
-    help="Number of nearest members of each center whose keys are kept.",
+    help="Number of nearest members of each center whose keys are stored.",
 )
 @click.option(
     "--plan",
     "only_plan",
     is_flag=True,
-    help="Print memory, arithmetic and time, and write nothing.",
+    help="Print the expected memory, operations and time, and write nothing.",
 )
 @ray_options_with_workers
 @reporter_option
@@ -128,16 +127,16 @@ def cluster(
 ) -> None:
     """Cluster EMBEDDINGS by spherical k-means into centers at OUT.
 
-    Interrupted, the same command goes on at the last finished iteration. Several processes share
-    the work by `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their
-    number.
+    If the command is interrupted, run it again: it resumes after the last finished iteration. To
+    use several processes, run `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not
+    depend on their number.
     """
     if sum(map(bool, (clusters, levels, choices))) != 1:
         raise click.UsageError("give one of --clusters, --levels and --choose-k")
     if on is not None and only_plan:
-        raise click.UsageError("--plan is not for --on ray")
+        raise click.UsageError("--plan cannot be combined with --on ray")
     if largest and not balanced:
-        raise click.UsageError("--largest bounds the clusters of --balanced: give both")
+        raise click.UsageError("--largest requires --balanced")
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, choose_number, plan
     from mlcd.pipelines.cluster import cluster as run
@@ -161,7 +160,9 @@ def cluster(
         with open_world() as world, one_voice(world):
             opened = EmbeddingsArtifact.open(embeddings)
             if on is not None and world.size > 1:
-                raise click.UsageError("--on ray has workers of its own: start it without torchrun")
+                raise click.UsageError(
+                    "--on ray starts its own workers: run the command without torchrun"
+                )
             if world.rank:
                 reporter = Reporter("silent")
             if choices:
@@ -180,7 +181,8 @@ def cluster(
         raise click.exceptions.Exit(_FAILED) from None
     facts = artifact.summary
     bounded = (
-        f", {facts['objective_unbounded']:.4f} without the bound of {facts['bound']} rows a cluster"
+        f", {facts['objective_unbounded']:.4f} without the limit of {facts['bound']} rows per"
+        " cluster"
         if "bound" in facts
         else ""
     )
@@ -188,6 +190,5 @@ def cluster(
         reporter,
         artifact,
         f"{facts['clusters']} centers of {facts['rows']} rows ({facts.get('held_out', 0)} held"
-        " out), "
-        f"objective {facts['objective']:.4f}{bounded}",
+        f" out), objective {facts['objective']:.4f}{bounded}",
     )

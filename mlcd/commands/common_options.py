@@ -1,4 +1,4 @@
-"""The options and the last lines that several commands share."""
+"""Options and result lines that several commands share."""
 
 import functools
 from collections.abc import Callable
@@ -150,8 +150,8 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--on",
         metavar="ray[://HOST:PORT]",
-        help="Use workers on a Ray cluster: the one that Ray finds here, or the one at an"
-        " address. All nodes must read and write the same places.",
+        help="Use workers on a Ray cluster: the cluster that Ray finds from here, or the cluster at"
+        " an address. All nodes must be able to read and write the same locations.",
     )
     @click.option(
         "--cpus", type=click.FloatRange(0, min_open=True), help="CPUs of one worker on Ray."
@@ -162,7 +162,7 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--memory",
         type=click.FloatRange(0, min_open=True),
-        help="GiB of one worker on Ray.  [default: its share of the cluster's]",
+        help="Memory of one worker on Ray, in GiB.  [default: in proportion to its CPUs]",
     )
     @functools.wraps(command)
     def wrapper(
@@ -212,17 +212,17 @@ def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None
 unmatched_option = click.option(
     "--allow-unmatched",
     is_flag=True,
-    help="Skip rows of tables that match no image, instead of refusing them.",
+    help="Skip rows of tables that match no image, instead of failing.",
 )
 
 
 def announce(line: str) -> None:
-    """Prints a line for people on standard error."""
+    """Prints a message to standard error."""
     click.echo(f"mlcd: {line}", err=True)
 
 
 def finish(reporter: Reporter, artifact: Any, line: str) -> None:
-    """Reports the artifact that a command has made."""
+    """Reports the artifact that a command wrote."""
     place = show_location(str(artifact.path))
     facts = {FINISHED: place, "digest": artifact.digest, **artifact.summary}
     reporter.result(facts, f"{line}: {place}")

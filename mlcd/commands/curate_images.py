@@ -1,4 +1,4 @@
-"""`mlcd curate`: embeddings to a selection of images."""
+"""`mlcd curate`: selects images by their embeddings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,26 +36,26 @@ def read_issues(_: click.Context, option: click.Parameter, text: str | None) -> 
     "--issues",
     metavar="NAME,NAME,…",
     callback=read_issues,
-    help=f"Leave out images with one of these issues: {', '.join(ISSUES)}; or all of them.",
+    help=f"Leave out images with one of these issues: {', '.join(ISSUES)}; or `all`.",
 )
 @click.option(
     "--leaks",
     type=click.FloatRange(0, 1, min_open=True),
-    help="With --against: least cosine of a near duplicate there.",
+    help="With --against: leave out images with at least this cosine to an image of that set.",
 )
 @click.option("--against", type=ARTIFACT, help="Embeddings of another set, such as a test set.")
 @click.option(
     "--duplicates",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Least cosine of near duplicates.",
+    help="Minimum cosine of near duplicates.",
 )
 @click.option(
     "--keep",
     type=click.Choice(["first", "best", "largest"]),
     default="first",
     show_default=True,
-    help="Which image of a group of near duplicates stays. best: most similar to all others;"
-    " largest: largest file.",
+    help="Image to keep of a group of near duplicates. best: most similar to the others; largest:"
+    " largest file.",
 )
 @click.option(
     "--outliers",
@@ -72,7 +72,7 @@ def read_issues(_: click.Context, option: click.Parameter, text: str | None) -> 
     "--hierarchical",
     type=click.IntRange(1),
     help="With --centers that have levels: number of images to keep, evenly over the coarsest"
-    " clusters, within each of them evenly over the next finer ones, and so on.",
+    " clusters, within each of these evenly over the next finer clusters, and so on.",
 )
 @click.option("--centers", type=ARTIFACT, help="The clusters of the images.")
 @click.option(
@@ -82,7 +82,7 @@ def read_issues(_: click.Context, option: click.Parameter, text: str | None) -> 
     help="Seed of --balance and --hierarchical.",
 )
 @click.option(
-    "--report", is_flag=True, help="Also write report.html: pictures that are left out, and why."
+    "--report", is_flag=True, help="Also write report.html: examples of images left out, and why."
 )
 @click.option("--dry-run", is_flag=True, help="Print the counts, and write nothing.")
 @reporter_option
@@ -106,8 +106,8 @@ def curate(
     """Decide at OUT which images of EMBEDDINGS to keep.
 
     Images with issues are left out first, then leaks, then all but one of each group of near
-    duplicates, then outliers; of what is left a sample is drawn. OUT/decisions.parquet holds key,
-    keep, reason and group of every image. No file is removed.
+    duplicates, then outliers; a sample is drawn from the remaining images. OUT/decisions.parquet
+    contains key, keep, reason and group of every image. No image file is removed.
     """
     from mlcd.pipelines.curate import CurateInputs, decide
     from mlcd.pipelines.curate import curate as run

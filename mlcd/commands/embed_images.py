@@ -1,4 +1,4 @@
-"""`mlcd embed`: images, or texts, to embeddings."""
+"""`mlcd embed`: embeds images or texts."""
 
 from contextlib import closing
 from pathlib import Path
@@ -27,7 +27,7 @@ from mlcd.progress import Reporter, count_of
 @click.option(
     "--model",
     required=True,
-    help="starter, a model artifact, other weights as `mlcd export` takes them, an .onnx file with"
+    help="starter, a model artifact, other weights that `mlcd export` accepts, an .onnx file with"
     " its JSON, hog or pixels.",
 )
 @encoder_options
@@ -41,8 +41,8 @@ from mlcd.progress import Reporter, count_of
 @click.option(
     "--texts",
     is_flag=True,
-    help="IMAGES is a file of texts: .txt with one a line, or .jsonl, .csv, .parquet with a column"
-    " `text` and, optionally, `id`.",
+    help="IMAGES is a file of texts: .txt with one per line, or .jsonl, .csv, .parquet with a"
+    " column `text` and, optionally, `id`.",
 )
 @ray_options_with_workers
 @reporter_option
@@ -60,23 +60,25 @@ def embed(
 ) -> None:
     """Turn IMAGES into unit embeddings at OUT.
 
-    IMAGES: a folder, a glob of image files ('photos/*.jpg', in quotes), a .txt file that lists
-    some or their URLs, a glob of tar shards, a parquet or zip file, or an fsspec URL of these.
-    Files that cannot be used are skipped and listed in OUT/errors.jsonl. With --texts, a file of
-    texts; the model needs a text tower.
+    IMAGES: a folder, a glob of image files ('photos/*.jpg', in quotes), a .txt file with one path
+    or URL of an image per line, a glob of tar shards, a parquet or zip file, or an fsspec URL of
+    these. Files that cannot be used are skipped and listed in OUT/errors.jsonl. With --texts, a
+    file of texts; the model needs a text tower.
     """
     if len(images) > 1:
         raise click.UsageError(
-            f"{images[0]} and {images[1]} are two places for images: put a pattern into quotes, or"
-            " list files in a .txt"
+            f"IMAGES must be one argument, got {images[0]} and {images[1]}: put a glob into quotes,"
+            " or list the files in a .txt file"
         )
     if append and selection is not None:
         raise click.UsageError("give --append or --selection, not both")
     if on is not None and (append or texts):
-        raise click.UsageError("--append and --texts are not for --on ray")
+        raise click.UsageError("--append and --texts cannot be combined with --on ray")
     if texts:
         if append or selection is not None or urls.column is not None:
-            raise click.UsageError("--append, --selection and --url-column are for images")
+            raise click.UsageError(
+                "--append, --selection and --url-column cannot be combined with --texts"
+            )
         _embed_texts(images[0], out, model, encoder, reporter)
         return
     from mlcd.artifacts.copies import is_finished
@@ -89,7 +91,7 @@ def embed(
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
-    resolved = resolve_model(model, announce)
+    model_path = resolve_model(model, announce)
     if on is not None:
         from mlcd.pipelines.ray.shards import embed_on_ray
 
@@ -106,12 +108,12 @@ def embed(
         )
     else:
         source = open_source(images[0], urls=urls)
-        chosen_images = None if selection is None else Selection.open(selection)
-        with closing(open_encoder(resolved, encoder)) as opened:
+        opened_selection = None if selection is None else Selection.open(selection)
+        with closing(open_encoder(model_path, encoder)) as opened_model:
             if append and is_finished(out):
-                artifact = embed_more(source, opened, out, reporter)
+                artifact = embed_more(source, opened_model, out, reporter)
             else:
-                artifact = run(source, opened, out, reporter, selection=chosen_images)
+                artifact = run(source, opened_model, out, reporter, selection=opened_selection)
     facts = artifact.summary
     finish(
         reporter,

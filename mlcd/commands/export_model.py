@@ -1,4 +1,4 @@
-"""`mlcd export`: weights to a model that is served."""
+"""`mlcd export`: exports weights as a model to serve."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,11 +12,11 @@ from mlcd.images.decode import ExifPolicy
 from mlcd.locations import local_path, show_location
 from mlcd.progress import Reporter
 
-if TYPE_CHECKING:  # they need onnx and torch
+if TYPE_CHECKING:  # these need onnx and torch
     from mlcd.export.bridge_fit import BridgeKind
     from mlcd.models.zoo import LoadOptions
 
-_OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
+_STARTER_OPTIONS: Final = ("checkpoint", "out", "name", "as_json")
 
 
 @click.command()
@@ -34,24 +34,28 @@ _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
 @click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
 @click.option(
     "--images",
-    help="Images for the parity check; with --text, images that join both models.  [default: those"
-    " of"
-    " the run]",
+    help="Images for the parity check; with --text, images to fit the bridge on.  [default: the"
+    " images of the run]",
 )
 @click.option(
     "--like",
-    help="Published tower with the sizes, activation and preprocessing of bare weights.",
+    help="For weights without a configuration: the published model whose sizes, activation and"
+    " preprocessing they have.",
 )
 @click.option(
     "--preprocess",
     type=click.Choice(["clip"]),
-    help="Use CLIP's preprocessing where the files state none.",
+    help="CLIP's preprocessing, for files that do not state theirs.",
 )
-@click.option("--no-projection", is_flag=True, help="Embed by the pooled class token.")
+@click.option(
+    "--no-projection",
+    is_flag=True,
+    help="Embed with the pooled class token, without the projection.",
+)
 @click.option(
     "--image-size",
     type=click.IntRange(1),
-    help="Export at another resolution; positions are resized.",
+    help="Export at this resolution; position embeddings are resized.",
 )
 @click.option(
     "--exif",
@@ -62,26 +66,26 @@ _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
     "--text",
     "text_from",
     metavar="FROM",
-    help="Give the model the texts of FROM, another model of images and texts, through a bridge;"
-    " needs --images.",
+    help="Give the model the text tower of FROM, another model of images and texts, through a"
+    " bridge; needs --images.",
 )
 @click.option(
     "--bridge",
     type=click.Choice(["mixture", "ridge"]),
-    help="With --text: a soft mixture of the images that a text resembles, or a linear map."
+    help="With --text: map a text to a soft mixture of the images that it resembles, or linearly."
     "  [default: mixture]",
 )
 @click.option("--no-text", is_flag=True, help="Leave out the text tower of a two-tower model.")
 @click.option(
     "--backend",
     type=click.Choice(["cuda", "tensorrt", "cpu", "openvino", "python"]),
-    help="For triton: the provider of ONNX Runtime, or OpenVINO in the python backend.  [default:"
-    " cuda]",
+    help="For triton: execution provider of ONNX Runtime, or OpenVINO in the python backend."
+    "  [default: cuda]",
 )
 @click.option(
     "--version",
     type=click.IntRange(1),
-    help="For triton: number beside earlier versions.  [default: 1]",
+    help="For triton: version number in the repository.  [default: 1]",
 )
 @click.option(
     "--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="For triton.  [default: fp32]"
@@ -92,12 +96,12 @@ _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
 @click.option(
     "--threads",
     type=click.IntRange(1),
-    help="For triton on a CPU.  [default: this machine's cores]",
+    help="For triton on a CPU: number of threads.  [default: this machine's cores]",
 )
 @click.option(
     "--centers",
     type=click.Path(path_type=Path),
-    help="For triton: also label images by these centers.",
+    help="For triton: also label images with these centers.",
 )
 @reporter_option
 def export(
@@ -125,23 +129,23 @@ def export(
     """Export CHECKPOINT to OUT.
 
     CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or
-    open_clip, a file of weights, hub:ORGANIZATION/MODEL, or starter. Nothing is written unless it
-    agrees with the model on real images.
+    open_clip, a file of weights, hub:ORGANIZATION/MODEL, or starter. Nothing is written unless the
+    export agrees with the model on real images.
     """
     from mlcd.export.starter.artifact import STARTER
 
     _check_place(out, layout)
     if checkpoint == STARTER:
-        _refuse_all_but_name()
+        _check_starter_options()
         _export_starter(out, name or STARTER, reporter)
         return
     if text_from is not None:
         if layout != "onnx" or like or preprocess or no_projection or image_size or exif or no_text:
-            raise click.UsageError("--text goes with --bridge, --images and --name only")
+            raise click.UsageError("--text can only be combined with --bridge, --images and --name")
         _export_bridged(checkpoint, out, text_from, bridge or "mixture", images, name, reporter)
         return
     if bridge is not None:
-        raise click.UsageError("--bridge goes with --text")
+        raise click.UsageError("--bridge requires --text")
     from mlcd.export.model_artifact import export_hf, export_model
     from mlcd.models.zoo import LoadOptions
 
@@ -152,8 +156,8 @@ def export(
         image_size=image_size,
         exif=exif,
     )
-    _announce_texts_left_out(checkpoint, options, text=not no_text)
-    _announce_int8_left_out(checkpoint)
+    _announce_missing_texts(checkpoint, options, text=not no_text)
+    _announce_missing_int8(checkpoint)
     if layout == "triton":
         _export_triton(
             checkpoint,
@@ -170,13 +174,13 @@ def export(
         return
     if backend or version or precision or max_batch or threads or centers:
         raise click.UsageError(
-            "--backend, --version, --precision, --max-batch, --threads and --centers are for"
+            "--backend, --version, --precision, --max-batch, --threads and --centers require"
             " --format triton"
         )
     if layout == "hf":
         if images:
             raise click.UsageError(
-                "--images is for the parity of onnx; hf is compared tensor by tensor"
+                "--images cannot be combined with --format hf, which is compared tensor by tensor"
             )
         artifact = export_hf(
             checkpoint,
@@ -200,7 +204,7 @@ def export(
     facts = artifact.summary
     line = f"model of dimension {facts['dimension']}, parity {facts['parity_min_cosine']:.6f}"
     if "text_parity_min_cosine" in facts:
-        line += f", of its texts {facts['text_parity_min_cosine']:.6f}"
+        line += f", text parity {facts['text_parity_min_cosine']:.6f}"
     finish(reporter, artifact, line)
 
 
@@ -220,7 +224,7 @@ def _export_triton(
     from mlcd.artifacts.manifest import open_artifact
     from mlcd.export.triton import export_triton
 
-    # a wrong path is told before the minutes of an export
+    # reports a wrong path before the export, which takes minutes
     center_artifact = None if centers is None else open_artifact(centers, "centers")
     artifact = export_triton(
         checkpoint,
@@ -238,51 +242,50 @@ def _export_triton(
 
         labeled = export_labels(artifact, center_artifact, options=options, reporter=reporter)
         num, top = labeled.summary["centers"], labeled.summary["top"]
-        announce(f"labels by {num} centers, at most {top} an image: {labeled.path}")
+        announce(f"labels by {num} centers, at most {top} per image: {labeled.path}")
     title = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
     finish(reporter, artifact, f"{title}, parity {artifact.summary['parity_min_cosine']:.6f}")
 
 
 def _check_place(out: Path, layout: str) -> None:
-    """Raises ConfigInvalid for a Triton repository at a URL: it is a folder, and no artifact."""
+    """Raises ConfigInvalid for a Triton repository at a URL; it must be a local folder."""
     if layout == "triton":
         local_path(show_location(str(out)))
 
 
-def _announce_texts_left_out(checkpoint: str, options: "LoadOptions", *, text: bool) -> None:
+def _announce_missing_texts(checkpoint: str, options: "LoadOptions", *, text: bool) -> None:
     from mlcd.export.text_tower import lacks_tokenizer
 
     if text and lacks_tokenizer(checkpoint, options):
         announce(
-            f"{checkpoint} has a text tower and no tokenizer.json, so its texts are left out: save"
-            " it there with transformers, AutoTokenizer.from_pretrained(NAME)"
-            ".save_pretrained(DIRECTORY), and export again"
+            f"{checkpoint} has a text tower but no tokenizer.json, so the text tower is left out:"
+            " save tokenizer.json there with transformers,"
+            " AutoTokenizer.from_pretrained(NAME).save_pretrained(DIRECTORY), and export again"
         )
 
 
-def _announce_int8_left_out(checkpoint: str) -> None:
+def _announce_missing_int8(checkpoint: str) -> None:
     from mlcd.artifacts.manifest import MANIFEST, read_manifest
     from mlcd.encoders.openvino import INT8_GRAPH
 
     is_artifact = (Path(checkpoint) / MANIFEST).is_file()
     if is_artifact and INT8_GRAPH in read_manifest(Path(checkpoint)).files:
         announce(
-            f"the graph in int8 of {checkpoint} is left out: it runs in OpenVINO, from that"
+            f"the int8 graph of {checkpoint} is left out: it only runs in OpenVINO, from that"
             " directory"
         )
 
 
-def _refuse_all_but_name() -> None:
-    """Raises UsageError for an option that the starter does not take."""
+def _check_starter_options() -> None:
+    """Raises UsageError for an option that does not apply to the starter."""
     context = click.get_current_context()
     for option in context.command.params:
         assert option.name is not None
         is_given = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-        is_allowed = option.name in _OF_STARTER or context.params.get(option.name) == "onnx"
+        is_allowed = option.name in _STARTER_OPTIONS or context.params.get(option.name) == "onnx"
         if is_given and not is_allowed:
             raise click.UsageError(
-                f"the starter is exported as it is, without {option.opts[0]}: its towers are"
-                " graphs without weights"
+                f"{option.opts[0]} cannot be combined with starter: its towers are finished graphs"
             )
 
 
@@ -305,7 +308,7 @@ def _export_bridged(
     from mlcd.pipelines.bridge import bridge_model
 
     if images is None:
-        raise click.UsageError("--text needs --images, on which both models are joined")
+        raise click.UsageError("--text needs --images, to fit the bridge between both models on")
     artifact = bridge_model(
         checkpoint,
         out,
@@ -320,9 +323,9 @@ def _export_bridged(
 
 
 def _bridge_line(facts: dict[str, Any]) -> str:
-    held_out = f"of {facts['bridge_held_out']} images held out"
-    line = f"model with texts through a {facts['bridge']}; {held_out}, "
+    held_out = f"of {facts['bridge_held_out']} held-out images"
+    line = f"model with a text tower through a {facts['bridge']} bridge; {held_out}, "
     if "bridge_zero_shot" in facts:
-        right, classes = facts["bridge_zero_shot"], facts["bridge_classes"]
-        return f"{line}{right:.1%} are recognized by name among {classes}"
+        accuracy, classes = facts["bridge_zero_shot"], facts["bridge_classes"]
+        return f"{line}{accuracy:.1%} are recognized by name among {classes} classes"
     return f"{line}{facts['bridge_recall_at_1']:.1%} are nearest to themselves"

@@ -1,4 +1,4 @@
-"""`mlcd extract`: the images that a selection keeps, as a set of images of their own."""
+"""`mlcd extract`: writes the images that a selection keeps as a new set of images."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     "form",
     type=click.Choice(["links", "tar", "parquet"]),
     required=True,
-    help="links: a hard link to each file, below OUT; tar: shards in webdataset's layout.",
+    help="links: hard links to the files, below OUT; tar: shards in the layout of webdataset.",
 )
-@click.option("--images", help="Place of the images.  [default: where they were embedded]")
+@click.option("--images", help="Location of the images.  [default: where they were embedded]")
 @reporter_option
 def extract(
     selection: Path, out: Path, form: "Form", images: str | None, reporter: Reporter
 ) -> None:
     """Write the images that SELECTION keeps to OUT.
 
-    Every command that takes IMAGES reads OUT. Classes and, in tar and parquet, captions go along.
-    Interrupted, the same command goes on.
+    Every command that accepts IMAGES can read OUT. Classes and, in tar and parquet, captions are
+    included. If the command is interrupted, run it again: it resumes.
     """
     from mlcd.artifacts.selection import Selection
     from mlcd.pipelines.extract import extract as run

@@ -1,4 +1,4 @@
-"""`mlcd index`: collections, their parquet files and their duplicates."""
+"""`mlcd index`: builds, copies and exports collections, and finds their duplicates."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,13 +20,13 @@ from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.locations import local_path
 from mlcd.progress import Reporter, count_of
 
-if TYPE_CHECKING:  # it brings faiss
+if TYPE_CHECKING:  # it imports faiss
     from mlcd.collections.plane import Method
     from mlcd.collections.port import Description
 
 
 class CosineOrCopies(click.ParamType[float | str]):
-    """A cosine, or the word for copies of one picture."""
+    """A cosine, or the word `copies` for copies of the same image."""
 
     name = "copies|COSINE"
 
@@ -38,7 +38,7 @@ class CosineOrCopies(click.ParamType[float | str]):
         try:
             return float(value)
         except ValueError:
-            self.fail(f"give copies or a cosine, got {value}", param, ctx)
+            self.fail(f"must be `copies` or a cosine, got {value}", param, ctx)
 
 
 @click.command()
@@ -47,7 +47,7 @@ class CosineOrCopies(click.ParamType[float | str]):
 @click.option(
     "--recall",
     type=float,
-    help="Least recall@10 of the collection's index.  [default: 0.99]",
+    help="Minimum recall@10 of the collection's index.  [default: 0.99]",
 )
 @click.option(
     "--export",
@@ -59,16 +59,18 @@ class CosineOrCopies(click.ParamType[float | str]):
     "--duplicates",
     type=CosineOrCopies(),
     metavar="copies|COSINE",
-    help="Write groups of SOURCE to OUT as JSON lines: items above this cosine, or copies of one"
-    " picture by the thumbnails of a collection.",
+    help="Write groups of near duplicates in SOURCE to OUT, as JSON lines: items of at least this"
+    " cosine, or copies of the same image, found by the thumbnails of a collection.",
 )
 @click.option(
-    "--append", is_flag=True, help="Add the new rows of the embeddings to the collection at OUT."
+    "--append",
+    is_flag=True,
+    help="Add rows that the embeddings have gained to the collection at OUT.",
 )
 @click.option(
     "--images",
     metavar="IMAGES",
-    help="Place of the images for thumbnails.  [default: where they were embedded]",
+    help="Location of the images for thumbnails.  [default: where they were embedded]",
 )
 @click.option("--no-thumbnails", is_flag=True, help="Skip the thumbnails.")
 @click.option(
@@ -76,19 +78,19 @@ class CosineOrCopies(click.ParamType[float | str]):
     type=click.IntRange(32, 512),
     default=DEFAULT_SIDE,
     show_default=True,
-    help="Pixels on a thumbnail's longest side.",
+    help="Longest side of a thumbnail, in pixels.",
 )
 @click.option(
     "--thumbnail-bytes",
     type=click.IntRange(min=0),
     default=DEFAULT_MAX_BYTES,
     show_default=True,
-    help="Most bytes of all thumbnails of a collection in a folder; further items get none.",
+    help="Maximum bytes of all thumbnails of a collection in a folder; further items get none.",
 )
 @click.option(
     "--layout",
     type=click.Choice(["pca", "tsne"]),
-    help="The map of the collection: tsne computes one (extra layout), pca removes it.",
+    help="Layout of the map: tsne computes one (needs the extra layout), pca removes it.",
 )
 @reporter_option
 def index(
@@ -107,11 +109,11 @@ def index(
 ) -> None:
     """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).
 
-    SOURCE: embeddings, an exported parquet file or another collection, to copy; with --duplicates
-    embeddings or a collection; with --images or --layout also the collection OUT itself. A
+    SOURCE: embeddings, an exported parquet file, or another collection to copy; with --duplicates,
+    embeddings or a collection; with --images or --layout, also the collection OUT itself. A
     collection may also be in Postgres or Milvus: postgresql://HOST/DATABASE/NAME,
-    milvus://HOST:PORT[/DATABASE]/NAME. Items get thumbnails of the images that were embedded.
-    Interrupted, or where thumbnails are missing, the same command goes on.
+    milvus://HOST:PORT[/DATABASE]/NAME. Items get thumbnails of the images that were embedded. If
+    the command is interrupted or thumbnails are missing, run it again: it resumes.
     """
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import index as pipeline
@@ -129,13 +131,13 @@ def index(
     thumbnails = _Thumbnails(images, no_thumbnails, thumbnail_side, thumbnail_bytes)
     if is_copy(source, out) and not export_ and duplicates is None:
         if append or layout:
-            raise click.UsageError("--append and --layout are for folders")
-        described = copy_items(
+            raise click.UsageError("--append and --layout require a collection in a folder")
+        description = copy_items(
             str(source), str(out), reporter, recall=recall, thumbnails=not no_thumbnails
         )
-        thumbnails.finish(source, out, described, reporter)
+        thumbnails.finish(source, out, description, reporter)
         return
-    source, out = local_path(source), local_path(out)  # of a store there is no more to do
+    source, out = local_path(source), local_path(out)  # a store was handled above
     if export_:
         num_items = pipeline.export_parquet(source, out, reporter)
         reporter.result(
@@ -150,16 +152,16 @@ def index(
         reporter.result(facts, f"{count_of(groups, 'group')} of {count_of(items, 'item')}: {out}")
         return
     if source == out and (images or layout):
-        described = pipeline.describe(out)
+        description = pipeline.describe(out)
     elif source.suffix == ".parquet":
-        described = pipeline.import_parquet(source, out, reporter, recall=recall)
+        description = pipeline.import_parquet(source, out, reporter, recall=recall)
     else:
-        described = pipeline.index(
+        description = pipeline.index(
             EmbeddingsArtifact.open(source), out, reporter, recall=recall, append=append
         )
     if layout is not None:
         make_layout(out, layout, reporter)
-    thumbnails.finish(source, out, described, reporter)
+    thumbnails.finish(source, out, description, reporter)
 
 
 @dataclass(frozen=True)
@@ -172,35 +174,34 @@ class _Thumbnails:
     max_bytes: int
 
     def finish(
-        self, source: Path | str, out: Path | str, described: "Description", reporter: Reporter
+        self, source: Path | str, out: Path | str, description: "Description", reporter: Reporter
     ) -> None:
-        """Makes the thumbnails that items lack, and reports the collection.
+        """Makes the missing thumbnails, and reports the collection.
 
-        Images that are gone cost the thumbnails only, unless they were named.
+        Missing images are an error only with --images; otherwise a message is printed.
         """
         from mlcd.pipelines.make_thumbnails import make_thumbnails, open_images
 
         place = describe_place(str(out))
-        line = f"collection of {count_of(described.items, 'item')}, {described.kind} index"
-        facts = {FINISHED: place, **asdict(described)}
+        line = f"collection of {count_of(description.items, 'item')}, {description.kind} index"
+        facts = {FINISHED: place, **asdict(description)}
         try:
-            opened = None if self.left_out else open_images(source, self.images)
+            source_images = None if self.left_out else open_images(source, self.images)
         except MlcdError as error:
             if self.images is not None:
                 raise
-            announce(f"no thumbnails are made: {error}")
-            opened = None
-        if opened is not None:
+            announce(f"no thumbnails were made: {error}")
+            source_images = None
+        if source_images is not None:
             thumbnails = make_thumbnails(
-                str(out), opened, reporter, side=self.side, max_bytes=self.max_bytes
+                str(out), source_images, reporter, side=self.side, max_bytes=self.max_bytes
             )
             facts["thumbnails"] = asdict(thumbnails)
             line += f", {thumbnails.items} thumbnails"
             if thumbnails.full:
                 announce(
-                    f"the thumbnails have {self.max_bytes} bytes, and the rest of the items none:"
-                    " allow more by --thumbnail-bytes, and by MLCD_THUMBNAILS__MAX_BYTES where the"
-                    " collection is served"
+                    f"the thumbnails reached {self.max_bytes} bytes, so the remaining items have"
+                    " none: raise --thumbnail-bytes, and MLCD_THUMBNAILS__MAX_BYTES of the server"
                 )
         reporter.result(facts, f"{line}: {place}")
 
@@ -210,6 +211,11 @@ def _check_options(*, builds: bool, shows: bool, export: bool, duplicates: bool)
     if export and duplicates:
         raise click.UsageError("--export and --duplicates exclude each other")
     if builds and (export or duplicates):
-        raise click.UsageError("--recall and --append are for building a collection")
+        raise click.UsageError(
+            "--recall and --append cannot be combined with --export or --duplicates"
+        )
     if shows and (export or duplicates):
-        raise click.UsageError("--images, --no-thumbnails and --layout are for a collection")
+        raise click.UsageError(
+            "--images, --no-thumbnails and --layout cannot be combined with --export or"
+            " --duplicates"
+        )

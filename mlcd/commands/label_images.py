@@ -1,4 +1,4 @@
-"""`mlcd label`: embeddings or images to labels."""
+"""`mlcd label`: labels embeddings or images."""
 
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ from mlcd.progress import Reporter
 @click.command()
 @click.argument("source", metavar="EMBEDDINGS|IMAGES")
 @click.argument("out", type=ARTIFACT_OUT)
-@click.option("--centers", type=ARTIFACT)
+@click.option("--centers", type=ARTIFACT, help="Centers to label with.")
 @click.option(
     "--classes",
     is_flag=True,
@@ -35,12 +35,24 @@ from mlcd.progress import Reporter
     is_flag=True,
     help="Instead of --centers: label each image with the --top rarest tokens of its captions.",
 )
-@click.option("--top", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
-    "--threshold", type=float, help="Keep only centers at least this similar, of the --top nearest."
+    "--top",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Maximum number of labels per row.",
 )
 @click.option(
-    "--mode", type=click.Choice(["exact", "approximate"]), default="exact", show_default=True
+    "--threshold",
+    type=float,
+    help="Keep only those of the --top nearest centers with at least this cosine.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["exact", "approximate"]),
+    default="exact",
+    show_default=True,
+    help="approximate: compare each row with the centers of a few cells only.",
 )
 @click.option(
     "--probes",
@@ -50,19 +62,19 @@ from mlcd.progress import Reporter
 @click.option(
     "--workers",
     type=click.IntRange(1),
-    help="Processes that share the work.  [default: 1; with --on as many as fit]",
+    help="Number of processes that share the work.  [default: 1; with --on, as many as fit]",
 )
 @ray_options
 @click.option(
     "--model",
-    help="For IMAGES: the model of the centers, as `mlcd embed` takes it.",
+    help="For IMAGES: the model of the centers; see `mlcd embed --model`.",
 )
 @encoder_options
 @url_options
 @click.option(
     "--append",
     is_flag=True,
-    help="Add labels of the new rows of EMBEDDINGS, or of the new IMAGES, to those at OUT.",
+    help="Add labels of the new rows of EMBEDDINGS, or of the new IMAGES, to the labels at OUT.",
 )
 @reporter_option
 def label(
@@ -83,11 +95,11 @@ def label(
     append: bool,
     reporter: Reporter,
 ) -> None:
-    """Give every row of EMBEDDINGS, or every one of IMAGES, its nearest centers at OUT.
+    """Label every row of EMBEDDINGS, or every image of IMAGES, with its nearest centers at OUT.
 
-    The labels are exact. --mode approximate is for many thousands of centers, and writes the recall
-    of an audited sample to the manifest. Images that cannot be used are skipped and listed in
-    OUT/errors.jsonl.
+    Labels are exact by default. --mode approximate is for many thousands of centers; it writes the
+    recall on an audited sample to the manifest. Images that cannot be used are skipped and listed
+    in OUT/errors.jsonl.
     """
     from mlcd.artifacts.copies import fetch_copy, is_finished
     from mlcd.images.quiet import silence_decoders
@@ -101,14 +113,16 @@ def label(
     silence_decoders()
     if [classes, captions, centers is not None].count(True) != 1:
         raise click.UsageError(
-            "give --centers CENTERS, or --classes for labels by folder, or --captions for tokens"
+            "give one of --centers CENTERS, --classes (labels by folder) and --captions (tokens)"
         )
     if on is not None and (centers is None or append):
-        raise click.UsageError("--append, --classes and --captions are not for --on ray")
+        raise click.UsageError(
+            "--append, --classes and --captions cannot be combined with --on ray"
+        )
     if centers is None:
         if model is not None or append or threshold is not None or urls.column is not None:
             raise click.UsageError(
-                "--classes and --captions look at no pixel and take no option of --centers"
+                "--model, --append, --threshold and --url-column require --centers"
             )
         artifact = (
             label_captions(source, out, reporter, top=top)
@@ -122,12 +136,12 @@ def label(
         return
     if model is None and (encoder != EncoderOptions() or urls.column is not None):
         raise click.UsageError(
-            "--precision, --engine, --exif, --decode and --url-column are for a --model, which only"
-            " images need"
+            "--precision, --engine, --exif, --decode and --url-column require --model, which is for"
+            " images"
         )
     if model is None:
         source = str(fetch_copy(source, reporter))
-    resolved = None if model is None else resolve_model(model, announce)
+    model_path = None if model is None else resolve_model(model, announce)
     options = LabelOptions(
         source,
         str(centers),
@@ -135,7 +149,7 @@ def label(
         threshold=threshold,
         mode=mode,
         probes=probes,
-        model=resolved if on is None else model,
+        model=model_path if on is None else model,
         encoder=encoder,
         urls=urls,
     )

@@ -1,4 +1,4 @@
-"""`mlcd name`: names for centers."""
+"""`mlcd name`: names centers."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlcd.pipelines.name import Naming
     from mlcd.pipelines.text_files import TextFile
 
-_IMAGENET: Final = "imagenet"  # the words that come with the package
+_IMAGENET: Final = "imagenet"  # the words that the package includes
 
 
 @click.command()
@@ -34,37 +34,37 @@ _IMAGENET: Final = "imagenet"  # the words that come with the package
     "--set",
     "file",
     type=LOCAL_PATH,
-    help='JSON like {"3": "cat"}, or lines of id<TAB>name or id,name; null or nothing takes a name'
-    " away.",
+    help='JSON like {"3": "cat"}, or lines of id<TAB>name or id,name; null or an empty name removes'
+    " the name.",
 )
 @click.option(
     "--words",
     type=LOCAL_PATH,
-    help="Name by the nearest of these words: .txt with one a line, or a table with a column"
-    " `text`; imagenet for the names of its classes.",
+    help="Name by the nearest of these words: .txt with one per line, or a table with a column"
+    " `text`; imagenet uses the names of its classes.",
 )
 @click.option("--model", help="For --words: the model of the centers; it needs a text tower.")
 @click.option(
     "--embeddings",
     type=ARTIFACT,
-    help="For --words: embeddings of the members.  [default: those that CENTERS were made from]",
+    help="For --words: embeddings of the members.  [default: the embeddings of CENTERS]",
 )
 @click.option(
     "--templates",
     type=click.Choice(["plain", "simple", "clip"]),
     default="simple",
     show_default=True,
-    help="For --words: prompts around a word; 1, 7 or 80 of them.",
+    help="For --words: set of prompt templates for each word; 1, 7 or 80 prompts.",
 )
 @click.option(
     "--captions",
     type=LOCAL_PATH,
-    help="Name by the captions of the members: .jsonl, .csv or .parquet with the columns `id`, the"
-    " image's key, and `text`.",
+    help="Name by the captions of the members: .jsonl, .csv or .parquet with the columns `id` (the"
+    " image's key) and `text`.",
 )
 @click.option("--labels", type=ARTIFACT, help="For --captions: the labels of the images.")
 @unmatched_option
-@click.option("--metadata", metavar="FIELD", help="Name by the values of this field.")
+@click.option("--metadata", metavar="FIELD", help="Name by the values of this metadata field.")
 @click.option(
     "--collection", type=LOCAL_PATH, help="For --metadata: the collection that has the field."
 )
@@ -73,7 +73,7 @@ _IMAGENET: Final = "imagenet"  # the words that come with the package
     type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
-    help="Least share of the sampled members that a name must fit.",
+    help="Minimum share of the sampled members that a name must fit.",
 )
 @reporter_option
 def name(
@@ -93,16 +93,16 @@ def name(
 ) -> None:
     """Name CENTERS by hand, or from evidence: by words, captions or metadata of their members.
 
-    Names are stored beside the centers: digests, labels and indexes stay valid.
-    A center with weak evidence stays unnamed; CENTERS/names/ says why. Names given by hand stay.
+    Names are stored outside of the manifest, so digests, labels and indexes stay valid. A center
+    with weak evidence stays unnamed; CENTERS/names/ contains the reason. Names given by hand stay.
     """
-    _check_ways((file, words, captions, metadata))
+    _check_one_method((file, words, captions, metadata))
     _check_pairs(
         {"--words": words, "--captions": captions, "--metadata": metadata},
         {"--model": model, "--labels": labels, "--collection": collection},
     )
     if words is None and embeddings is not None:
-        raise click.UsageError("--embeddings is for --words")
+        raise click.UsageError("--embeddings requires --words")
     from mlcd.artifacts.copies import send_beside
 
     if file is not None:
@@ -110,7 +110,7 @@ def name(
 
         naming = set_names(centers, file)
     elif words is not None and model is not None:
-        naming = _by_words(
+        naming = _name_by_words(
             centers,
             words,
             model,
@@ -143,19 +143,21 @@ def name(
     reporter.result({FINISHED: place, **asdict(naming)}, line)
 
 
-def _check_ways(ways: tuple[Path | str | None, ...]) -> None:
-    if sum(way is not None for way in ways) != 1:
+def _check_one_method(methods: tuple[Path | str | None, ...]) -> None:
+    if sum(method is not None for method in methods) != 1:
         raise click.UsageError("give one of --set, --words, --captions and --metadata")
 
 
-def _check_pairs(ways: Mapping[str, object], partners: Mapping[str, object]) -> None:
-    """Raises UsageError where one option of a pair is missing."""
-    for (way, value), (partner, its) in zip(ways.items(), partners.items(), strict=True):
-        if (value is None) != (its is None):
-            raise click.UsageError(f"{way} and {partner} go together")
+def _check_pairs(methods: Mapping[str, object], partners: Mapping[str, object]) -> None:
+    """Raises UsageError if one option of a pair is missing."""
+    for (method, value), (partner, partner_value) in zip(
+        methods.items(), partners.items(), strict=True
+    ):
+        if (value is None) != (partner_value is None):
+            raise click.UsageError(f"{method} and {partner} require each other")
 
 
-def _by_words(
+def _name_by_words(
     centers: Path,
     words: Path,
     model: str,
@@ -183,7 +185,7 @@ def _by_words(
 
 
 def read_words(words: Path) -> "TextFile":
-    """Reads a file of words, or those of ImageNet where no file has that name."""
+    """Reads a file of words; `imagenet` means the included words unless a file has that name."""
     from mlcd.pipelines.text_files import TextFile, read_texts
 
     if words.name != _IMAGENET or words.exists():
@@ -192,5 +194,5 @@ def read_words(words: Path) -> "TextFile":
 
     texts = imagenet_words()
     digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
-    numbers = [str(number) for number in range(1, len(texts) + 1)]
-    return TextFile(Path(_IMAGENET), numbers, list(texts), digest)
+    keys = [str(number) for number in range(1, len(texts) + 1)]
+    return TextFile(Path(_IMAGENET), keys, list(texts), digest)

@@ -1,4 +1,4 @@
-"""`mlcd quantize`: a model to one that computes in int8 as well."""
+"""`mlcd quantize`: adds an int8 graph to a model."""
 
 from pathlib import Path
 
@@ -22,25 +22,25 @@ from mlcd.progress import Reporter
 @click.option(
     "--centers",
     type=ARTIFACT,
-    help="Centers whose labels are compared.  [default: those in the model's directory, else the"
-    " nearest other image]",
+    help="Centers whose labels are compared.  [default: the centers in the model's directory, else"
+    " compare the nearest other image]",
 )
 @click.option(
     "--num",
     type=click.IntRange(16, 4096),
     default=256,
     show_default=True,
-    help="Most images to calibrate on; as many others are measured.",
+    help="Maximum number of images to calibrate on, and of held-out images to measure on.",
 )
 @reporter_option
 def quantize(
     model: str, images: str, out: Path, centers: Path | None, num: int, reporter: Reporter
 ) -> None:
-    """Write MODEL with a graph in int8 to OUT, which `--precision int8` takes.
+    """Write MODEL with an int8 graph to OUT, to use with `--precision int8`.
 
-    MODEL: a model artifact, or other weights as `mlcd export` takes them. IMAGES: images like
-    those to come, as `mlcd embed` takes them. Nothing is written unless the rows of held-out images
-    agree with those in fp32, at a mean cosine of 0.99 or more.
+    MODEL: a model artifact, or other weights that `mlcd export` accepts. IMAGES: typical images, in
+    any form that `mlcd embed` accepts. Nothing is written unless the int8 embeddings of held-out
+    images have a mean cosine of at least 0.99 to fp32.
     """
     from mlcd.images.quiet import silence_decoders
     from mlcd.pipelines.quantize import quantize_model
@@ -51,9 +51,9 @@ def quantize(
     )
     facts = artifact.summary
     line = (
-        f"model in int8 too, cosine {facts['int8_mean_cosine']:.4f} to fp32 (least"
-        f" {facts['int8_min_cosine']:.4f}), {facts['int8_same_label']:.0%} have the same"
-        f" {facts['int8_labels'].removeprefix('the ')}, on {facts['int8_held_out_images']} images"
-        " held out"
+        f"model with int8; on {facts['int8_held_out_images']} held-out images, mean cosine"
+        f" {facts['int8_mean_cosine']:.4f} to fp32 (minimum {facts['int8_min_cosine']:.4f}),"
+        f" {facts['int8_same_label']:.0%} have the same"
+        f" {facts['int8_labels'].removeprefix('the ')}"
     )
     finish(reporter, artifact, line)

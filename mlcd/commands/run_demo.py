@@ -1,4 +1,4 @@
-"""`mlcd demo`: the whole journey."""
+"""`mlcd demo`: runs all steps, from images to a served model."""
 
 import signal
 from pathlib import Path
@@ -14,8 +14,8 @@ from mlcd.commands.common_options import LOCAL_PATH, announce
 )
 @click.option(
     "--features",
-    help="Model whose embeddings are clustered (see `mlcd embed --model`).  [default: hog; starter"
-    " for --images where that extra is installed]",
+    help="Model whose embeddings are clustered (see `mlcd embed --model`).  [default: hog; with"
+    " --images starter, if that extra is installed]",
 )
 @click.option(
     "--recipe", help="Training recipe.  [default: demo-digits; with --images demo-photos]"
@@ -35,13 +35,13 @@ def demo(
     port: int,
     no_serve: bool,
 ) -> None:
-    """Run the whole journey on real images, then serve the trained model."""
+    """Run all steps on real images, then serve the trained model."""
     from mlcd.demo import Demo, free_port
 
-    # checked before the minutes of work, not after
+    # checked before the work, which takes minutes
     if not no_serve and free_port(host, port) != port:
-        announce(f"port {port} is in use: the service will take a free one, and say which")
-    # between two steps; while a step runs, it gets the signal
+        announce(f"port {port} is in use: the service will use a free port, and print it")
+    # applies between two steps; during a step, the process of the step gets the signal
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     journey = Demo(out=out, images=images, features=features, recipe=recipe, seed=seed)
     journey.run()

@@ -1,4 +1,4 @@
-"""`mlcd sync`: an artifact in another place."""
+"""`mlcd sync`: copies an artifact to another location."""
 
 from dataclasses import asdict
 
@@ -15,11 +15,11 @@ from mlcd.progress import Reporter
 def sync(source: str, target: str, reporter: Reporter) -> None:
     """Copy the artifact at SOURCE to TARGET, and compare every byte there with its manifest.
 
-    Each is a directory or a URL such as s3://bucket/labels (extras s3, gcs, azure, hf;
-    credentials by the environment). Interrupted, the same command goes on.
+    Each is a directory or a URL such as s3://bucket/labels (extras s3, gcs, azure, hf; credentials
+    from the environment). If the command is interrupted, run it again: it resumes.
     """
     from mlcd.pipelines.sync import sync as run
 
-    synced = run(source, target, reporter)
-    line = f"{synced.kind} of {synced.files} files, {synced.copied} copied: {target}"
-    reporter.result({FINISHED: target, **asdict(synced)}, line)
+    result = run(source, target, reporter)
+    line = f"{result.kind} of {result.files} files, {result.copied} copied: {target}"
+    reporter.result({FINISHED: target, **asdict(result)}, line)

@@ -1,4 +1,4 @@
-"""`mlcd verify`: artifacts against their manifests."""
+"""`mlcd verify`: compares artifacts with their manifests."""
 
 from pathlib import Path
 
@@ -11,19 +11,18 @@ from mlcd.progress import Reporter
 
 @click.command()
 @click.argument("directory")
-@click.option("--quiet", is_flag=True, help="Print one line, instead of one for each artifact.")
+@click.option("--quiet", is_flag=True, help="Print a single line instead of one line per artifact.")
 @reporter_option
 def verify(directory: str, quiet: bool, reporter: Reporter) -> None:
-    """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the
-    manifests.
+    """Compare every byte of DIRECTORY's artifacts and of their inputs with the manifests.
 
-    DIRECTORY may be the URL of an artifact, which is read where it is.
+    DIRECTORY may be the URL of an artifact, which is read without storing a copy.
     """
     from mlcd.pipelines.verify import verify as run
     from mlcd.pipelines.verify_at_url import verify_at_url
 
-    is_here = not is_url(check_no_credentials(directory))
-    findings = list(run(Path(directory)) if is_here else verify_at_url(directory))
+    is_local = not is_url(check_no_credentials(directory))
+    findings = list(run(Path(directory)) if is_local else verify_at_url(directory))
     if quiet:
         num_checked = sum(finding.checked for finding in findings)
         skipped = f", {len(findings) - num_checked} skipped" if num_checked < len(findings) else ""

@@ -1,15 +1,15 @@
 """Backups of a server's state directory, taken while servers write to it, and their restoration.
 
-    backup.json    written last: the bytes and SHA-256 of every file, and the items of collections
-    collections/   of each its ledger, thumbnails, layout and newest index; the rest is derived
+    backup.json    written last: size and SHA-256 of every file, number of items per collection
+    collections/   ledger, thumbnails, layout and newest index of each; other files are derived
     jobs/          the queue
-    names/         the names that centers were given at the server
-    keys.json      the API keys, where they are kept there
+    names/         the names that users gave centers on the server
+    keys.json      the API keys, if the state directory contains them
 
-SQLite copies its own files, each as of one moment. Rows of a ledger are never used twice, and so a
-collection's index and layout, which name rows, are copied before the ledger: one that is younger
-would know rows that the restored ledger gives to other items. Thumbnails come after it; those of
-rows that it lacks are removed when the collection is opened.
+SQLite files are copied with SQLite's backup API, each as a consistent snapshot. A ledger never
+reuses row ids. The index and the layout refer to row ids, so they are copied before the ledger: an
+index newer than the ledger would contain rows that the restored ledger assigns to other items.
+Thumbnails are copied last; opening the collection removes thumbnails of rows missing in the ledger.
 """
 
 import hashlib
@@ -46,19 +46,18 @@ COLLECTIONS: Final = "collections"
 QUEUE: Final = Path("jobs") / "queue.sqlite"
 NAMES: Final = "names"
 KEYS: Final = "keys.json"
-_DRAFT: Final = draft_path(Path("name")).suffix
+_DRAFT_SUFFIX: Final = draft_path(Path("name")).suffix
 _FORMAT: Final = 1
-_ATTEMPTS: Final = 5  # at a collection that is made anew, or an index that is, meanwhile
-_BUSY_S: Final = 60.0
-_ORDINARY: Final = frozenset({"lost+found"})  # in the root of a file system
+_ATTEMPTS: Final = 5  # if a collection or its index is replaced while it is copied
+_LOCK_TIMEOUT_S: Final = 60.0
+_IGNORED_NAMES: Final = frozenset({"lost+found"})  # present in the root of a file system
 
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup.
+    """Facts about a backup.
 
-    items: the number in each collection. left_out: why parts of the state are missing, by their
-    path.
+    items: number of items per collection. left_out: reason for each missing part, by its path.
     """
 
     files: int
@@ -69,15 +68,15 @@ class Backup:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-class _Gone(Exception):
+class _PartChanged(Exception):
     """A part was deleted or replaced while it was copied."""
 
 
 def back_up(state: Path, out: Path) -> Backup:
-    """Copies the state to a new directory `out`, which is published by one rename.
+    """Copies the state to a new directory `out`, which one rename publishes.
 
-    A damaged part is left out, and named in the result. Raises NotFound, InvalidInput where
-    `state` is empty, Conflict where `out` exists.
+    A damaged part is left out and named in the result. Raises NotFound if `state` is not a
+    directory, InvalidInput if it is empty or contains `out`, Conflict if `out` exists.
     """
     if not state.is_dir():
         raise NotFound(
@@ -85,35 +84,36 @@ def back_up(state: Path, out: Path) -> Backup:
             remedy="name the directory of `mlcd serve --state`",
         )
     if out.resolve().is_relative_to(state.resolve()):
-        raise InvalidInput(f"{out} is in {state}", remedy="name a place outside of it")
+        raise InvalidInput(
+            f"the backup must be outside {state}, got {out}", remedy="name another directory"
+        )
     _check_empty(out, remedy="name a new directory")
     with translate_os_errors(out):
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with replacing(out) as draft:
                 draft.mkdir(mode=0o700)
-                return _fill(state, draft)
+                return _copy_state(state, draft)
         except OSError as error:
             refuse_full_disk(error, out)
             raise
 
 
 def restore(backup: Path, state: Path) -> Backup:
-    """Copies a backup to an empty or new directory `state`; every byte is compared before anything
-    is put into its place.
+    """Copies a backup to an empty or new directory `state`, after verifying every checksum.
 
-    Raises NotFound, ArtifactInvalid naming the first file that differs, Conflict where `state` is
-    not empty.
+    Raises NotFound if `backup` is not a finished backup, ArtifactInvalid naming the first file that
+    differs, Conflict if `state` is not empty.
     """
     manifest = read_sealed(backup / BACKUP, remedy="take another backup")
     if manifest is None:
         raise NotFound(
             f"{backup} is not a finished backup: it lacks {BACKUP}",
-            remedy="name one that `mlcd backup` made",
+            remedy="name a directory made by `mlcd backup`",
         )
     if manifest["format"] > _FORMAT:
-        raise ArtifactInvalid(f"{backup} is of a later format", remedy="upgrade mlcd to read it")
-    _check_empty(state, remedy="end the server and move what is there away")
+        raise ArtifactInvalid(f"{backup} has a newer format", remedy="upgrade mlcd to read it")
+    _check_empty(state, remedy="stop the server and move the existing files away")
     with translate_os_errors(state):
         try:
             state.mkdir(parents=True, exist_ok=True)
@@ -134,41 +134,41 @@ def restore(backup: Path, state: Path) -> Backup:
 def _check_empty(path: Path, *, remedy: str) -> None:
     if path.exists() and not path.is_dir():
         raise Conflict(f"{path} exists", remedy=remedy)
-    if path.is_dir() and {entry.name for entry in path.iterdir()} - _ORDINARY:
+    if path.is_dir() and {entry.name for entry in path.iterdir()} - _IGNORED_NAMES:
         raise Conflict(f"{path} is not empty", remedy=remedy)
 
 
-def _fill(state: Path, draft: Path) -> Backup:
-    """Copies all parts, and writes the manifest when all of them are on the disk."""
+def _copy_state(state: Path, draft: Path) -> Backup:
+    """Copies all parts, then writes the manifest."""
     items, left_out = {}, {}
-    for name in _collections(state):
+    for name in _list_collections(state):
         part = Path(COLLECTIONS) / name
         try:
-            num = _copy_collection(state / part, draft / part)
+            num_items = _copy_collection(state / part, draft / part)
         except MlcdError as error:
-            _refuse_to_go_on(error)
+            _raise_if_disk_full(error)
             shutil.rmtree(draft / part, ignore_errors=True)
             left_out[str(part)] = str(error)
             continue
-        if num is not None:
-            items[name] = num
+        if num_items is not None:
+            items[name] = num_items
     if (state / QUEUE).is_file():
         try:
             _copy_sqlite(state / QUEUE, draft / QUEUE)
         except MlcdError as error:
-            _refuse_to_go_on(error)
+            _raise_if_disk_full(error)
             (draft / QUEUE).unlink(missing_ok=True)
             left_out[str(QUEUE)] = str(error)
     for path in [*sorted((state / NAMES).glob("[!.]*.json")), state / KEYS]:
         with suppress(FileNotFoundError):
-            _copy(path, draft / path.relative_to(state))
+            _copy_file(path, draft / path.relative_to(state))
     files = {
         path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": _digest(path)}
-        for path in _files(draft)
+        for path in _list_files(draft)
     }
     if not files and not left_out:
         raise InvalidInput(
-            f"{state} must hold collections, jobs, names or {KEYS}, found none of them",
+            f"{state} must contain collections, jobs, names or {KEYS}, found none of them",
             remedy="name the directory of `mlcd serve --state`",
         )
     manifest = {
@@ -183,8 +183,8 @@ def _fill(state: Path, draft: Path) -> Backup:
     return _summarize(manifest)
 
 
-def _refuse_to_go_on(error: MlcdError) -> None:
-    """Raises the error again where it is not that of one damaged part."""
+def _raise_if_disk_full(error: MlcdError) -> None:
+    """Raises DiskFull again; any other error concerns only one damaged part."""
     if isinstance(error, DiskFull):
         raise error
 
@@ -201,30 +201,30 @@ def _summarize(manifest: dict[str, Any]) -> Backup:
     )
 
 
-def _collections(state: Path) -> list[str]:
+def _list_collections(state: Path) -> list[str]:
     return sorted(
         path.name
         for path in (state / COLLECTIONS).glob("*")
-        if path.is_dir() and not path.name.startswith(".") and path.suffix != _DRAFT
+        if path.is_dir() and not path.name.startswith(".") and path.suffix != _DRAFT_SUFFIX
     )
 
 
 def _copy_collection(source: Path, target: Path) -> int | None:
-    """Copies a collection and returns the number of its items; None where it was deleted.
+    """Copies a collection and returns its number of items; None if it was deleted.
 
-    Raises ArtifactInvalid where its ledger is damaged.
+    Raises ArtifactInvalid if its ledger is damaged.
     """
     for _ in range(_ATTEMPTS):
         try:
-            # while it is open, no other folder gets its inode
+            # an open folder's inode is not reused, so a replaced folder is noticed
             folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
         try:
-            num = _copy_parts(source, target)
+            num_items = _copy_parts(source, target)
             if source.exists() and source.stat().st_ino == os.fstat(folder).st_ino:
-                return num
-        except _Gone:
+                return num_items
+        except _PartChanged:
             pass
         finally:
             os.close(folder)
@@ -232,56 +232,59 @@ def _copy_collection(source: Path, target: Path) -> int | None:
     if not source.exists():
         return None
     raise ArtifactInvalid(
-        f"{source} changes all the time, or lacks {LEDGER}", remedy="restore it, or delete it"
+        f"{source} lacks {LEDGER}, or was replaced during {_ATTEMPTS} attempts to copy it",
+        remedy="restore the collection, or delete it",
     )
 
 
 def _copy_parts(source: Path, target: Path) -> int:
-    """Copies the parts of a collection in the order that this module's docstring explains."""
+    """Copies the parts of a collection; the module's docstring explains their order."""
     number = newest_number(source / GENERATIONS)
     (target / GENERATIONS).mkdir(parents=True)
     parts = [LAYOUT] if number is None else [f"{GENERATIONS}/{number:08d}", LAYOUT]
     for part in parts:
         for path in sorted((source / part).glob("*")):
             try:
-                _copy(path, target / part / path.name)
+                _copy_file(path, target / part / path.name)
             except FileNotFoundError as error:
-                raise _Gone from error
+                raise _PartChanged from error
     if not (source / LEDGER).is_file():
-        raise _Gone
+        raise _PartChanged
     _copy_sqlite(source / LEDGER, target / LEDGER)
     ledger = Ledger.open(target / LEDGER, read_only=True)
     try:
-        num = sum(1 for _ in ledger.items())
+        num_items = sum(1 for _ in ledger.items())
     finally:
         ledger.rest()
     if (source / THUMBNAILS).is_file():
-        with suppress(ArtifactInvalid):  # pictures can be made again
+        with suppress(ArtifactInvalid):  # thumbnails can be made again
             _copy_sqlite(source / THUMBNAILS, target / THUMBNAILS)
     (target / LOCK).touch()
-    return num
+    return num_items
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """Copies an SQLite file as of one moment; writers go on. Raises ArtifactInvalid, DiskFull."""
+    """Copies a snapshot of an SQLite file that may be in use. Raises ArtifactInvalid, DiskFull."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
             closing(
-                sqlite3.connect(f"{source.resolve().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S)
+                sqlite3.connect(
+                    f"{source.resolve().as_uri()}?mode=rw", uri=True, timeout=_LOCK_TIMEOUT_S
+                )
             ) as reader,
             closing(sqlite3.connect(target)) as writer,
         ):
             reader.backup(writer)
-            writer.execute("PRAGMA journal_mode = DELETE")  # one file is all of it
+            writer.execute("PRAGMA journal_mode = DELETE")  # a single file, without -wal and -shm
             is_whole = writer.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
     except sqlite3.Error as error:
         target.unlink(missing_ok=True)
         if not source.exists():
-            raise _Gone from error
+            raise _PartChanged from error
         if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             raise DiskFull(
-                f"{source} cannot be copied: the disk is full or fails",
+                f"{source} cannot be copied: the disk is full or failing",
                 remedy="free space and run the same command again",
             ) from error
         raise ArtifactInvalid(f"{source} cannot be read: {error}", remedy="restore it") from error
@@ -291,10 +294,11 @@ def _copy_sqlite(source: Path, target: Path) -> None:
     sync_path(target)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_file(source: Path, target: Path) -> None:
     if source.exists() and not os.access(source, os.R_OK):
         raise InvalidInput(
-            f"{source} cannot be read: no permission", remedy="run this as the server's user"
+            f"{source} cannot be read: no permission",
+            remedy="run this command as the server's user",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, target)
@@ -306,9 +310,12 @@ def _copy_verified(backup: Path, draft: Path, files: dict[str, dict[str, Any]]) 
     for name, facts in files.items():
         part = PurePosixPath(name)
         if part.is_absolute() or ".." in part.parts:
-            raise ArtifactInvalid(f"{backup / BACKUP} names {name}", remedy="take another backup")
+            raise ArtifactInvalid(
+                f"{backup / BACKUP} must list files inside the backup, got {name}",
+                remedy="take another backup",
+            )
         try:
-            _copy(backup / part, draft / part)
+            _copy_file(backup / part, draft / part)
         except FileNotFoundError as error:
             raise ArtifactInvalid(
                 f"{backup / part} is missing", remedy="take another backup"
@@ -317,13 +324,13 @@ def _copy_verified(backup: Path, draft: Path, files: dict[str, dict[str, Any]]) 
             raise ArtifactInvalid(
                 f"{backup / part} differs from {BACKUP}", remedy="take another backup"
             )
-    for folder in {path.parent for path in _files(draft)}:
+    for folder in {path.parent for path in _list_files(draft)}:
         sync_path(folder)
     for collection in (draft / COLLECTIONS).glob("*"):
         (collection / GENERATIONS).mkdir(exist_ok=True)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 

@@ -1,7 +1,7 @@
-"""A text tower for a model that has none: another model's, and a bridge behind it.
+"""Gives a model without a text tower another model's text tower, followed by a bridge.
 
-The image towers of both models embed the same images, the pivots; on these pairs of rows the bridge
-is fitted. The other model's text graph and the bridge become one graph.
+The image towers of both models embed the same images, the pivots. The bridge is fitted to these
+pairs of rows. The other model's text graph and the bridge become one graph.
 """
 
 import math
@@ -47,8 +47,9 @@ from mlcd.progress import Reporter
 from mlcd.types import Embeddings, Fingerprint, model_name
 
 _CENTERS: Final = "centers"
-_OF_IMAGES: Final = ("parity_", "int8_")  # facts of the image tower, which stay true
-_MAX_PIVOTS: Final = 4096  # a mixture's graph holds a row of both spaces for each
+# prefixes of facts about the image tower, which the bridge does not change
+_IMAGE_FACTS: Final = ("parity_", "int8_")
+_MAX_PIVOTS: Final = 4096  # a mixture's graph contains two rows per pivot, one of each space
 _MIN_COSINE: Final = 0.9999
 
 
@@ -63,12 +64,12 @@ def bridge_model(
     announce: Callable[[str], None] = lambda _: None,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes a model artifact with the image tower of `spec` and texts through those of
+    """Writes a model artifact with the image tower of `spec` and the bridged text tower of
     `text_from`.
 
-    images: the pivots; where they lie in one folder a class, the names of the classes choose and
-    measure the bridge, too. Raises ConfigInvalid where the models do not fit together, InvalidInput
-    for too few images.
+    images: the pivots; if they have classes (one folder per class), the class names also help to
+    choose and measure the bridge. Raises ConfigInvalid if `spec` has a text tower already or
+    `text_from` has none, InvalidInput for too few images.
     """
     model = _open_model(spec, resolve_model(spec, announce))
     texts = _open_texts(text_from, resolve_model(text_from, announce))
@@ -79,13 +80,13 @@ def bridge_model(
         texts.as_parent_of(out, "text"),
         images_parent(source, out),
     )
-    chosen = model_name(name or model.config.get("name"))
-    request = Request("model", {"name": chosen, "bridge": kind}, parents)
+    out_name = model_name(name or model.config.get("name"))
+    request = Request("model", {"name": out_name, "bridge": kind}, parents)
     if (done := find_published(out, request)) is not None:
         return done
     with Draft(out, request) as draft:
-        fitted = _fit(kind, model, texts, source, reporter)
-        _copy_images(model, draft)
+        fitted = _fit_bridge(kind, model, texts, source, reporter)
+        _copy_image_tower(model, draft)
         settings = _write_text(draft, texts, fitted, kind, dimension=model.summary["dimension"])
         digest = digest_of_both(model.summary["weights_digest"], text_digest(draft.path / FOLDER))
         preprocess = PreprocessSpec.read(draft.path / "preprocess.json")
@@ -95,7 +96,7 @@ def bridge_model(
         summary = {
             "dimension": settings.dimension,
             "weights_digest": digest,
-            **{key: value for key, value in model.summary.items() if key.startswith(_OF_IMAGES)},
+            **{key: value for key, value in model.summary.items() if key.startswith(_IMAGE_FACTS)},
             **fitted.facts,
         }
         return draft.publish(fingerprint=fingerprint, summary=summary)
@@ -118,16 +119,16 @@ def _open_model(spec: str, path: str) -> Artifact:
 def _open_texts(spec: str, path: str) -> Artifact:
     if not has_text(path):
         raise ConfigInvalid(
-            f"{spec} embeds no texts, which --text asks of it",
+            f"--text needs a model with a text tower, got {spec}",
             remedy="give a model of images and texts, for example starter",
         )
     return open_artifact(Path(path), "model")
 
 
-def _fit(
+def _fit_bridge(
     kind: BridgeKind, model: Artifact, texts: Artifact, source: Source, reporter: Reporter
 ) -> FittedBridge:
-    entries = _some(source.entries)
+    entries = _select_pivots(source.entries)
     with reporter.stage("pivots", 2 * len(entries)) as meter:
 
         def embed(artifact: Artifact) -> EncodedPart:
@@ -140,13 +141,13 @@ def _fit(
                     on_done=lambda *_: meter.advance(1),
                 )
 
-        ours, theirs = embed(model), embed(texts)
+        target_part, source_part = embed(model), embed(texts)
     with closing(open_text_encoder(str(texts.path))) as encoder:
-        return fit_bridge(kind, _pivots(ours, theirs, encoder))
+        return fit_bridge(kind, _build_pivots(target_part, source_part, encoder))
 
 
-def _some(entries: Entries) -> list[Any]:
-    """Returns the images that become pivots: all, or as many of each class as fit."""
+def _select_pivots(entries: Entries) -> list[Any]:
+    """Returns the pivots: all images, or _MAX_PIVOTS of them, spread evenly over the classes."""
     if len(entries) <= _MAX_PIVOTS:
         return list(entries)
     positions = split_positions(entries.keys(), entries.class_names())
@@ -154,30 +155,32 @@ def _some(entries: Entries) -> list[Any]:
     return [entries[int(index)] for index in np.sort(np.argsort(positions)[places])]
 
 
-def _pivots(ours: EncodedPart, theirs: EncodedPart, encoder: TextEncoder) -> Pivots:
-    row_of = {entry.key: row for row, entry in enumerate(theirs.entries)}
-    both = [row for row, entry in enumerate(ours.entries) if entry.key in row_of]
-    entries = [ours.entries[row] for row in both]
+def _build_pivots(
+    target_part: EncodedPart, source_part: EncodedPart, encoder: TextEncoder
+) -> Pivots:
+    row_of = {entry.key: row for row, entry in enumerate(source_part.entries)}
+    shared_rows = [row for row, entry in enumerate(target_part.entries) if entry.key in row_of]
+    entries = [target_part.entries[row] for row in shared_rows]
     classes = sorted({entry.class_name for entry in entries if entry.class_name is not None})
-    number_of = {name: number for number, name in enumerate(classes)}
+    class_ids = {name: number for number, name in enumerate(classes)}
     return Pivots(
-        source=theirs.embeddings[[row_of[entry.key] for entry in entries]],
-        target=ours.embeddings[both],
+        source=source_part.embeddings[[row_of[entry.key] for entry in entries]],
+        target=target_part.embeddings[shared_rows],
         positions=split_positions(
             (entry.key for entry in entries), (entry.class_name for entry in entries)
         ),
-        class_of=np.array([number_of.get(entry.class_name or "", -1) for entry in entries]),
-        names=_embed(encoder, [f"a photo of a {_in_words(name)}" for name in classes]),
-        text_mean=_embed(encoder, _captions()).mean(axis=0),
+        class_of=np.array([class_ids.get(entry.class_name or "", -1) for entry in entries]),
+        names=_embed(encoder, [f"a photo of a {_to_words(name)}" for name in classes]),
+        text_mean=_embed(encoder, _read_captions()).mean(axis=0),
     )
 
 
-def _in_words(class_name: str) -> str:
+def _to_words(class_name: str) -> str:
     return class_name.replace("_", " ").lower()
 
 
-def _captions() -> list[str]:
-    """Returns captions of many things, whose mean stands for texts in general."""
+def _read_captions() -> list[str]:
+    """Returns captions of many subjects; their mean represents texts in general."""
     text = files("mlcd.export").joinpath("captions.txt").read_text(encoding="utf-8")
     return [line for line in text.splitlines() if line]
 
@@ -188,7 +191,7 @@ def _embed(encoder: TextEncoder, texts: list[str]) -> Embeddings:
     return encoder.encode(encoder.tokenizer(texts))
 
 
-def _copy_images(model: Artifact, draft: Draft) -> None:
+def _copy_image_tower(model: Artifact, draft: Draft) -> None:
     for name in model.files:
         if not draft.has(name):
             with draft.write(name) as path:
@@ -198,8 +201,8 @@ def _copy_images(model: Artifact, draft: Draft) -> None:
 def _write_text(
     draft: Draft, texts: Artifact, fitted: FittedBridge, kind: BridgeKind, *, dimension: int
 ) -> TextSettings:
-    """Writes `text/`; raises ArtifactInvalid where its graph differs from the other model's texts
-    through the bridge.
+    """Writes `text/`. Raises ArtifactInvalid if its graph gives other rows than applying the bridge
+    to the rows of the other model's text tower.
     """
     folder = texts.file(f"{FOLDER}/{SETTINGS}").parent
     text_settings = TextSettings.read(folder)
@@ -224,21 +227,22 @@ def _write_text(
     )
     draft.write_json(f"{FOLDER}/{SETTINGS}", settings.model_dump())
     with closing(open_text_encoder(str(texts.path))) as encoder:
-        expected = fitted.bridge.apply(_embed(encoder, _captions()))
+        expected = fitted.bridge.apply(_embed(encoder, _read_captions()))
         part = TextPart("text", "", draft.path / FOLDER, settings, encoder.tokenizer)
         with closing(open_text(part)) as composed_encoder:
-            served = _embed(composed_encoder, _captions())
-    worst = float((served * expected).sum(axis=1).min())
-    if not worst >= _MIN_COSINE:
+            served = _embed(composed_encoder, _read_captions())
+    lowest = float((served * expected).sum(axis=1).min())
+    if not lowest >= _MIN_COSINE:
         raise ArtifactInvalid(
-            f"the graph of the texts differs from the bridge: cosine {worst:.6f}",
+            "the exported text graph must agree with the bridge to a cosine of at least"
+            f" {_MIN_COSINE}, got {lowest:.6f}",
             remedy="nothing was exported; report this with the versions that `pip freeze` prints",
         )
     return settings
 
 
 def _write_centers(path: Path, draft: Draft, fingerprint: Fingerprint) -> None:
-    """Writes the model's centers as those of the new fingerprint: its images have not changed."""
+    """Writes the model's centers with the new fingerprint; the image embeddings are the same."""
     before = open_artifact(path, "centers")
     out = draft.out / _CENTERS
     parent = Parent("centers", relative_location(path, out), before.digest)

@@ -1,7 +1,7 @@
-"""Changes of centers after they were clustered: new images arrive, clusters are merged or split.
+"""Changes centers after clustering: adds clusters for new images, merges, splits and aligns.
 
-Every change makes another artifact, whose journal tells the steps since the first. Ids stay: rows
-of centers are added and never taken away. ArtifactsByDigest names go along.
+Every change writes a new artifact, whose journal lists the steps since the first artifact. Ids are
+stable: rows of centers are added, never removed. Names given by users are carried over.
 """
 
 from collections.abc import Iterable
@@ -33,9 +33,9 @@ def update(
 ) -> Artifact:
     """Adds clusters for the embeddings at `new` that lie beyond the existing clusters.
 
-    members: the embeddings that the centers at `path` were clustered from, for their quantiles;
-    needed at the first update only, and by default found through the manifest. num_new: the number
-    of new clusters; by default as many as give them the median size of the existing ones.
+    members: embeddings that the centers at `path` were clustered from, to measure their quantiles;
+    needed at the first update only; found through the manifest by default. num_new: number of new
+    clusters; by default chosen so that each has about the median size of the existing clusters.
     """
     if not 0 < quantile < 1:
         raise ConfigInvalid(f"the quantile must lie between 0 and 1, got {quantile:g}")
@@ -49,15 +49,15 @@ def update(
     }
     artifacts = {added.digest: added}
     if np.isnan(LivingCenters.read(before).quantiles).any():
-        compared = _members(before, members)
+        compared = _open_members(before, members)
         step["members"] = compared.digest
         artifacts[compared.digest] = compared
-    return _make(before, step, artifacts, out)
+    return _apply(before, step, artifacts, out)
 
 
 def merge(path: Path, ids: tuple[int, ...], out: Path) -> Artifact:
-    """Joins clusters: their centers stay, and stand for one cluster, that of the lowest id."""
-    return _make(open_artifact(path, "centers"), {"change": "merge", "ids": sorted(ids)}, {}, out)
+    """Merges clusters: all their centers stay, and now represent the cluster of the lowest id."""
+    return _apply(open_artifact(path, "centers"), {"change": "merge", "ids": sorted(ids)}, {}, out)
 
 
 def split(
@@ -69,13 +69,12 @@ def split(
     quantile: float = 0.95,
     seed: int = 0,
 ) -> Artifact:
-    """Divides the cluster of a center in two: the larger part keeps the id, the other gets a new
-    one.
+    """Splits a cluster in two: the larger part keeps its id, the smaller part gets a new id.
 
-    members: rows of that cluster among others, as for `update`.
+    members: embeddings that include rows of the cluster; found as for `update` by default.
     """
     before = open_artifact(path, "centers")
-    compared = _members(before, members)
+    compared = _open_members(before, members)
     step = {
         "change": "split",
         "id": center,
@@ -83,7 +82,7 @@ def split(
         "quantile": quantile,
         "seed": seed,
     }
-    return _make(before, step, {compared.digest: compared}, out)
+    return _apply(before, step, {compared.digest: compared}, out)
 
 
 def align(
@@ -94,14 +93,14 @@ def align(
     members: Path | None = None,
     quantile: float = 0.95,
 ) -> Artifact:
-    """Gives the centers at `target`, clustered from scratch, the ids of the clusters at `path` with
-    the same members.
+    """Gives the centers at `target`, clustered from scratch, the ids of the clusters at `path` that
+    they match: that share more than half of the rows of either cluster.
 
-    members: the rows that both are compared on, as for `update`. Clusters without a counterpart get
-    new ids. An id without a counterpart stands for the cluster that most of its members went to.
+    members: rows to compare both on; by default those that `target` was clustered from. Unmatched
+    clusters get new ids. An unmatched id refers to the cluster that most of its members are in now.
     """
     before, to = open_artifact(path, "centers"), open_artifact(target, "centers")
-    compared = _members(to, members)
+    compared = _open_members(to, members)
     step = {
         "change": "align",
         "to": to.digest,
@@ -109,52 +108,53 @@ def align(
         "quantile": quantile,
     }
     artifacts = {to.digest: to, compared.digest: compared}
-    return _make(before, step, artifacts, out)
+    return _apply(before, step, artifacts, out)
 
 
 def replay(path: Path, origin: Path, using: Iterable[Path], out: Path) -> Artifact:
-    """Makes the centers at `path` again, by the steps of their journal from the first centers on.
+    """Rebuilds the centers at `path` by applying the steps of their journal to `origin`.
 
-    using: the embeddings and centers that the steps used. Raises ArtifactInvalid where a step makes
-    other centers than it made then, NotFound where one that it used is not given.
+    using: the embeddings and centers that the steps used. Raises ArtifactInvalid if a step gives
+    other centers than before, NotFound if an artifact that a step used is missing in `using`.
     """
-    changed, first = open_artifact(path, "centers"), open_artifact(origin, "centers")
+    changed, first_centers = open_artifact(path, "centers"), open_artifact(origin, "centers")
     journal = LivingCenters.read(changed).journal
     if not journal.steps:
         raise InvalidInput(
             f"a replay needs the journal of changed centers, found none in {path}",
             remedy="give centers that were changed",
         )
-    if first.digest != journal.origin:
+    if first_centers.digest != journal.origin:
         raise ArtifactInvalid(
-            f"{origin} is not where the journal of {path} begins",
+            f"the journal of {path} starts from other centers than {origin}",
             remedy=f"give the centers of digest {journal.origin[:12]}",
         )
     artifacts = {source.digest: source for source in map(open_artifact, using)}
     digests = (*journal.made, changed.digest)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
-        artifact = first
+        artifact = first_centers
         for number, (step, digest) in enumerate(zip(journal.steps, digests, strict=True), start=1):
             place = out if number == len(digests) else Path(folder) / str(number)
-            artifact = _make(artifact, step, artifacts, place)
+            artifact = _apply(artifact, step, artifacts, place)
             if artifact.digest != digest:
                 raise ArtifactInvalid(
-                    f"step {number} of the journal of {path} makes other centers now",
+                    f"step {number} of the journal of {path} gives other centers than before",
                     remedy="replay it with the version of mlcd that wrote it",
                 )
     return artifact
 
 
-def _make(
+def _apply(
     before: Artifact, step: dict[str, Any], artifacts: ArtifactsByDigest, out: Path
 ) -> Artifact:
-    """Applies one step and writes the result, with the names given so far."""
+    """Applies one step and writes the result, with the names that users gave so far."""
     roles = [role for role in ("added", "to", "members") if role in step]
     for role in roles:
         if step[role] not in artifacts:
             raise NotFound(
-                f"a step used the artifact of digest {step[role][:12]}", remedy="give it, too"
+                f"a step used the artifact of digest {step[role][:12]}, which was not given",
+                remedy="give that artifact, too",
             )
     parents = (
         before.as_parent_of(out, "centers"),
@@ -168,7 +168,7 @@ def _make(
             _check_fingerprint(before, artifacts[step[role]])
         after, facts = apply_step(state, step, artifacts)
         with Draft(out, request) as draft:
-            # the names that are given later belong to no digest
+            # names that users give are no part of an artifact's digest
             plain = replace(after.centers, names=None)
             journal = state.journal.then(before, step)
             replace(after, centers=plain, journal=journal).write(draft)
@@ -185,17 +185,17 @@ def _carry_names(before: Artifact, after: Artifact) -> None:
         return
     num = len(np.load(after.file("sizes.npy"), mmap_mode="r", allow_pickle=False))
     names_after = names_before.names + (None,) * (num - len(names_before.names))
-    # the evidence stays with the centers that it was found for
+    # the evidence stays with the centers that it describes
     write_given_names(after, replace(names_before, names=names_after, evidence=None))
 
 
-def _members(centers: Artifact, members: Path | None) -> Artifact:
+def _open_members(centers: Artifact, members: Path | None) -> Artifact:
     return open_used_embeddings(centers, members, option="--members").artifact
 
 
 def _check_fingerprint(centers: Artifact, embeddings: Artifact) -> None:
     if centers.fingerprint != embeddings.fingerprint:
         raise ConfigInvalid(
-            f"{centers.path} and {embeddings.path} are of two models",
+            f"{centers.path} and {embeddings.path} must be of the same model",
             remedy="embed the images with the model of the centers",
         )

@@ -1,5 +1,5 @@
-"""Embeddings to the Centers artifact: streamed, by one process or several, resumable after every
-iteration.
+"""Clusters embeddings into a Centers artifact: streamed, by one process or several, resumable after
+every iteration.
 """
 
 import json
@@ -51,13 +51,13 @@ from mlcd.world import World
 
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
-# Version of the objective and of the rule that ends the iterations; a checkpoint of another one is
-# not used, so that an update of mlcd midway gives the same centers.
+# Version of the objective and of the stop rule. A checkpoint of another version is not used, so an
+# upgrade of mlcd during a run does not change the centers.
 _STOP_RULE: Final = 2
-# first counter of the hash, so that the audited rows are not the first centers
+# first counter of the hash; differs from that of the initial centers
 _AUDITED_STREAM: Final = 2
-_ALONE: Final = World()
-# From the numbers of the clustered rows (None for all) and their mean (None for none).
+_SINGLE_PROCESS: Final = World()
+# From the ids of the rows to cluster (None for all) and the mean to subtract (None for none).
 FindMembers: TypeAlias = Callable[
     [NDArray[np.int64] | None, NDArray[np.float32] | None], MemberSums
 ]
@@ -65,16 +65,16 @@ FindMembers: TypeAlias = Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """The options that decide the centers.
+    """The options that determine the centers.
 
-    names: name each center by the majority of its members' known classes, for people only.
-    iterations: at most; None for 25, or 3 after a two-level start (above 16,384 clusters).
-    hold_out: share of each class left out, as in training and evaluation. sample: cluster only so
-    many rows for each cluster, drawn by hash. subtract_mean: compare rows after subtracting their
-    mean, which becomes part of the centers. examples: the keys of so many nearest members of each
-    center become part of them. levels: the numbers of clusters of coarser levels, ever smaller.
-    chosen_of: the curve of the numbers that `num_clusters` was chosen of. balanced: no cluster
-    holds more rows than `largest`, or a quarter more than the mean.
+    names: name each center by the majority of its members' known classes, for display only.
+    iterations: upper limit; None for 25, or 3 after a two-level start (above 16,384 clusters).
+    hold_out: share of each class left out, as in training and evaluation. sample: number of rows
+    per cluster to draw by hash and cluster; None for all. subtract_mean: subtract the mean of the
+    rows, which the centers store. examples: number of nearest members per center whose keys the
+    centers store. levels: decreasing numbers of clusters of the coarser levels. chosen_of:
+    separation at each number of clusters that was compared to choose `num_clusters`. balanced:
+    limit each cluster to `largest` rows, by default to a quarter more than the mean.
     """
 
     num_clusters: int
@@ -93,17 +93,17 @@ class ClusterOptions:
 
     @property
     def passes(self) -> int:
-        """Returns the largest number of updates."""
+        """Returns the maximum number of iterations."""
         if self.iterations is not None:
             return self.iterations
         return _ITERATIONS if self.num_clusters <= MANY_CLUSTERS else _ITERATIONS_OF_MANY
 
     def identity(self) -> dict[str, Any]:
-        """Returns the options for the manifest; options added in later versions appear only where
-        they are used.
+        """Returns the options for the manifest; options added in later versions appear only if they
+        differ from their defaults.
         """
-        chosen = asdict(self) | {"iterations": self.passes, "levels": list(self.levels)}
-        chosen["chosen_of"] = [candidate.clusters for candidate in self.chosen_of]
+        options = asdict(self) | {"iterations": self.passes, "levels": list(self.levels)}
+        options["chosen_of"] = [candidate.clusters for candidate in self.chosen_of]
         defaults: dict[str, Any] = {
             "sample": None,
             "report": False,
@@ -115,7 +115,7 @@ class ClusterOptions:
         }
         return {
             name: value
-            for name, value in chosen.items()
+            for name, value in options.items()
             if name not in defaults or value != defaults[name]
         }
 
@@ -126,32 +126,33 @@ def cluster(
     options: ClusterOptions,
     *,
     reporter: Reporter,
-    world: World = _ALONE,
+    world: World = _SINGLE_PROCESS,
     find_members: FindMembers | None = None,
 ) -> Artifact:
-    """Runs spherical k-means on the rows that are not held out; the first process writes.
+    """Runs spherical k-means on the rows that are not held out; rank 0 writes the artifact.
 
-    Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with
-    the same bytes. find_members: makes what finds the members of centers in place of this process.
+    Every iteration writes a checkpoint to the draft: a call that was killed can be repeated and
+    gives the same bytes. find_members: creates an object that assigns rows to centers elsewhere;
+    None assigns them in this process.
     """
-    request, done = _request(embeddings, out, options, world)
-    if done is not None:
-        return done
-    rows, numbers = _select(embeddings, _not_held_out(embeddings, options), options)
-    bound = _bound(rows, options)
+    request, finished = _make_request(embeddings, out, options, world)
+    if finished is not None:
+        return finished
+    rows, row_ids = _select(embeddings, _select_training_rows(embeddings, options), options)
+    size_limit = _find_size_limit(rows, options)
     with Draft(out, request) if world.rank == 0 else nullcontext() as draft:
         for part in range(world.rank, embeddings.num_parts, world.size):
             verify_file(embeddings.artifact, part_name(part))
-        mean = _find_mean(rows, world) if options.subtract_mean else None
+        mean = _compute_mean(rows, world) if options.subtract_mean else None
         unit = UnitRows(rows, mean)
-        members = find_members(numbers, mean) if find_members else None
+        members = find_members(row_ids, mean) if find_members else None
         result = _run_kmeans(unit, options, draft, members, reporter=reporter, world=world)
-        if bound:
-            result = _limit_sizes(unit, result, bound, options.seed, reporter)
-        assignment = _gather(result.assignment, rows.num_rows, world)
+        if size_limit:
+            result = _apply_size_limit(unit, result, size_limit, options.seed, reporter)
+        assignment = _gather_assignment(result.assignment, rows.num_rows, world)
         seen_members = SeenMembers.of(unit, result, options.examples, world)
         if draft:
-            classes = _pick(embeddings.class_names, numbers)
+            classes = _select_names(embeddings.class_names, row_ids)
             Centers(
                 vectors=result.centers,
                 sizes=result.sizes,
@@ -160,17 +161,17 @@ def cluster(
                 if options.names
                 else None,
                 mean=mean,
-                examples=seen_members.examples(embeddings, numbers) if options.examples else None,
-                audit_rows=_audit_rows(embeddings, numbers)
+                examples=seen_members.examples(embeddings, row_ids) if options.examples else None,
+                audit_rows=_draw_audit_rows(embeddings, row_ids)
                 if options.num_clusters >= MIN_CENTERS
                 else None,
                 quantiles=seen_members.quantiles(result, assignment),
             ).write(draft)
             summary = summarize_clusters(result, assignment, classes)
-            if bound:
-                # the objective of the bounded clusters follows those of k-means
-                summary |= {"bound": bound, "objective_unbounded": result.objective[-2]}
-                write_members(draft, embeddings, numbers, assignment)
+            if size_limit:
+                # the last objective is of the bounded clusters, the one before of k-means
+                summary |= {"bound": size_limit, "objective_unbounded": result.objective[-2]}
+                write_members(draft, embeddings, row_ids, assignment)
             if options.chosen_of:
                 summary["chosen_of"] = [asdict(candidate) for candidate in options.chosen_of]
             if options.levels:
@@ -181,17 +182,18 @@ def cluster(
             if options.report:
                 summary |= write_report(draft, result, assignment, classes)
             draft.publish(summary=summary, logs=(REPORT, PICTURE))
-    world.share(None)  # no process looks for the artifact before it exists
+    world.share(None)  # a barrier: the artifact exists afterwards
     published = find_published(out, request)
     assert published is not None
     return published
 
 
-def _request(
+def _make_request(
     embeddings: EmbeddingsArtifact, out: Path, options: ClusterOptions, world: World
 ) -> tuple[Request, Artifact | None]:
-    """Returns (the request, its finished artifact or None). Raises InvalidInput, ConfigInvalid or
-    Conflict where there can be none.
+    """Returns (the request, its finished artifact or None).
+
+    Raises InvalidInput or ConfigInvalid for unusable options, Conflict if `out` is something else.
     """
     check_levels((options.num_clusters, *options.levels))
     if options.balanced and world.size > 1:
@@ -210,25 +212,29 @@ def _request(
 def choose_number(
     embeddings: EmbeddingsArtifact, options: ClusterOptions, nums: Sequence[int]
 ) -> ClusterOptions:
-    """Returns the options with the number of clusters at which unseen rows are best separated."""
-    least = replace(options, num_clusters=min(nums), sample=None)
-    rows, _ = _select(embeddings, _not_held_out(embeddings, least), least)
-    mean = _find_mean(rows, _ALONE) if options.subtract_mean else None
+    """Returns the options with the number of `nums` whose clusters separate unseen rows best."""
+    smallest = replace(options, num_clusters=min(nums), sample=None)
+    rows, _ = _select(embeddings, _select_training_rows(embeddings, smallest), smallest)
+    mean = _compute_mean(rows, _SINGLE_PROCESS) if options.subtract_mean else None
     scored_numbers = candidates(UnitRows(rows, mean), nums, seed=options.seed)
     return replace(options, num_clusters=best(scored_numbers), chosen_of=scored_numbers)
 
 
 def plan(
-    embeddings: EmbeddingsArtifact, out: Path, options: ClusterOptions, *, world: World = _ALONE
+    embeddings: EmbeddingsArtifact,
+    out: Path,
+    options: ClusterOptions,
+    *,
+    world: World = _SINGLE_PROCESS,
 ) -> Plan:
     """Returns the cost of `cluster` with the same arguments, and writes nothing.
 
-    Raises what `cluster` would raise, but for what a pass over all rows finds.
+    Raises the errors of `cluster` that need no pass over all rows.
     """
-    _request(embeddings, out, options, world)
-    rows, _ = _select(embeddings, _not_held_out(embeddings, options), options)
-    _bound(rows, options)
-    if options.num_clusters <= MANY_CLUSTERS:  # more first centers would take a while
+    _make_request(embeddings, out, options, world)
+    rows, _ = _select(embeddings, _select_training_rows(embeddings, options), options)
+    _find_size_limit(rows, options)
+    if options.num_clusters <= MANY_CLUSTERS:  # drawing more initial centers would take too long
         distinct_rows(UnitRows(rows), options.num_clusters, options.seed)
     return plan_clustering(
         rows.num_rows,
@@ -243,12 +249,12 @@ def plan(
 def rows_to_cluster(
     embeddings: EmbeddingsArtifact, options: ClusterOptions
 ) -> NDArray[np.int64] | None:
-    """Returns the numbers of the rows that `cluster` uses with the same arguments; None for all."""
-    return _select(embeddings, _not_held_out(embeddings, options), options)[1]
+    """Returns the ids of the rows that `cluster` uses with the same arguments; None for all."""
+    return _select(embeddings, _select_training_rows(embeddings, options), options)[1]
 
 
 class KeyedRows(FileRows):
-    """The rows of an artifact; errors name them by their keys."""
+    """The rows of an artifact; error messages name a row by its key."""
 
     def __init__(self, embeddings: EmbeddingsArtifact) -> None:
         super().__init__(
@@ -260,48 +266,48 @@ class KeyedRows(FileRows):
         return f"embeddings row {row} ({self._embeddings.keys[row]})"
 
 
-def _not_held_out(
+def _select_training_rows(
     embeddings: EmbeddingsArtifact, options: ClusterOptions
 ) -> NDArray[np.int64] | None:
-    """Returns the numbers of the rows that are not held out; None for all."""
-    is_kept = ~embeddings.held_out(options.hold_out) if options.hold_out else None
-    num_kept = embeddings.num_rows if is_kept is None else int(is_kept.sum())
-    if options.num_clusters > num_kept:
+    """Returns the ids of the rows that are not held out; None for all."""
+    is_used = ~embeddings.held_out(options.hold_out) if options.hold_out else None
+    num_used = embeddings.num_rows if is_used is None else int(is_used.sum())
+    if options.num_clusters > num_used:
         raise InvalidInput(
-            f"{options.num_clusters} clusters were asked of {num_kept} embeddings",
-            remedy=f"ask for at most {num_kept} clusters, or hold out fewer than"
+            f"{options.num_clusters} clusters need at least as many embeddings, got {num_used}",
+            remedy=f"request at most {num_used} clusters, or hold out less than"
             f" {options.hold_out:g} of the rows"
-            if num_kept
+            if num_used
             else "embed more images, or hold out fewer",
         )
-    return None if is_kept is None else np.flatnonzero(is_kept)
+    return None if is_used is None else np.flatnonzero(is_used)
 
 
 def _select(
-    embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None, options: ClusterOptions
+    embeddings: EmbeddingsArtifact, row_ids: NDArray[np.int64] | None, options: ClusterOptions
 ) -> tuple[Rows, NDArray[np.int64] | None]:
-    """Returns (the rows to cluster, their numbers in the artifact or None for all)."""
+    """Returns (the rows to cluster, their ids in the artifact or None for all)."""
     rows: Rows = KeyedRows(embeddings)
-    if numbers is not None:
-        rows = SelectedRows(rows, numbers)
+    if row_ids is not None:
+        rows = SelectedRows(rows, row_ids)
     if options.sample is None:
-        return rows, numbers
-    drawn = sampled(rows, options.sample * options.num_clusters, options.seed)
-    if drawn is rows:
-        return rows, numbers
-    assert isinstance(drawn, SelectedRows)
-    return drawn, drawn.selected if numbers is None else numbers[drawn.selected]
+        return rows, row_ids
+    sample = sampled(rows, options.sample * options.num_clusters, options.seed)
+    if sample is rows:
+        return rows, row_ids
+    assert isinstance(sample, SelectedRows)
+    return sample, sample.selected if row_ids is None else row_ids[sample.selected]
 
 
-def _bound(rows: Rows, options: ClusterOptions) -> int | None:
-    """Returns the largest number of rows of a cluster; None for any."""
+def _find_size_limit(rows: Rows, options: ClusterOptions) -> int | None:
+    """Returns the maximum number of rows per cluster; None for no limit."""
     if not options.balanced:
         return None
     return checked_bound(rows.num_rows, options.num_clusters, options.largest)
 
 
-def _pick(names: list[str | None], numbers: NDArray[np.int64] | None) -> list[str | None]:
-    return names if numbers is None else [names[row] for row in numbers]
+def _select_names(names: list[str | None], row_ids: NDArray[np.int64] | None) -> list[str | None]:
+    return names if row_ids is None else [names[row] for row in row_ids]
 
 
 def _run_kmeans(
@@ -313,7 +319,7 @@ def _run_kmeans(
     reporter: Reporter,
     world: World,
 ) -> KMeansResult:
-    """Runs k-means from the checkpoint in the draft on, where there is one."""
+    """Runs k-means, starting from the checkpoint in the draft if there is one."""
     start = world.share(_read_state(draft) if draft else None)
     done = start.iteration if start else 0
     with reporter.stage("cluster", options.passes + 1, done=done) as meter:
@@ -326,29 +332,29 @@ def _run_kmeans(
             world=world,
             members=members,
             on_start=lambda state: _save_state(draft, state) if draft else None,
-            on_iteration=lambda progress: _show(meter, progress),
+            on_iteration=lambda progress: _report_progress(meter, progress),
         )
 
 
-def _limit_sizes(
-    rows: UnitRows, result: KMeansResult, bound: int, seed: int, reporter: Reporter
+def _apply_size_limit(
+    rows: UnitRows, result: KMeansResult, size_limit: int, seed: int, reporter: Reporter
 ) -> KMeansResult:
     with reporter.stage("balance", TURNS) as meter:
         return bound_sizes(
             rows,
             result,
-            bound,
+            size_limit,
             seed=seed,
             on_turn=lambda reached: meter.advance(1, objective=reached),
         )
 
 
-def _find_mean(rows: Rows, world: World) -> NDArray[np.float32]:
+def _compute_mean(rows: Rows, world: World) -> NDArray[np.float32]:
     mean = mean_of(UnitRows(rows), world)
     if all(np.allclose(block, mean, atol=1e-6) for _, block in rows.blocks(0, rows.num_rows)):
         raise InvalidInput(
-            "clustering needs different images, got images that are all alike",
-            remedy="give different ones",
+            "clustering needs different images, got images with equal embeddings",
+            remedy="give different images",
         )
     return mean
 
@@ -361,41 +367,36 @@ def _save_state(draft: Draft, state: State) -> None:
             counts=np.array([state.iteration, state.repaired, state.num_splits]),
             objective=np.array(state.objective, dtype=np.float64),
             stop_rule=np.array(_STOP_RULE),
-            request=np.array(_request_text(draft)),
+            request=np.array(_format_request(draft)),
         )
 
 
 def _read_state(draft: Draft) -> State | None:
-    """Returns the state where an earlier attempt at the same request stopped; its checkpoint names
-    input and settings.
+    """Returns the state that an earlier attempt saved; None without a checkpoint, or if the
+    checkpoint is damaged or has other input or settings.
     """
     if not draft.has(CHECKPOINT):
         return None
     try:
-        # numpy leaves a file that it opened and cannot read to the garbage collector.
+        # We open the file: np.load does not close a file that it opened and cannot read.
         with (
             (draft.path / CHECKPOINT).open("rb") as file,
             np.load(file, allow_pickle=False) as saved,
         ):
-            if str(saved["request"]) != _request_text(draft) or saved["stop_rule"] != _STOP_RULE:
+            if str(saved["request"]) != _format_request(draft) or saved["stop_rule"] != _STOP_RULE:
                 return None
             iteration, repaired, num_splits = (int(count) for count in saved["counts"])
             history = tuple(float(value) for value in saved["objective"])
             return State(saved["centers"], iteration, history, repaired, num_splits)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        BadZipFile,
-    ):  # a damaged checkpoint: the run starts again and gives the same centers
-        return None
+    except (OSError, ValueError, KeyError, BadZipFile):
+        return None  # the run starts again and gives the same centers
 
 
-def _request_text(draft: Draft) -> str:
+def _format_request(draft: Draft) -> str:
     return json.dumps(draft.request.identity(), sort_keys=True)
 
 
-def _show(meter: Meter, progress: Progress) -> None:
+def _report_progress(meter: Meter, progress: Progress) -> None:
     meter.advance(
         1,
         objective=progress.objective,
@@ -405,24 +406,23 @@ def _show(meter: Meter, progress: Progress) -> None:
     )
 
 
-def _gather(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np.int32]:
+def _gather_assignment(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np.int32]:
     if world.size == 1:
         return own
-    every = np.zeros(num_rows, dtype=np.int32)
-    every[slice(*world.own_rows(num_rows))] = own
-    return world.sum_integers(every)
+    assignment = np.zeros(num_rows, dtype=np.int32)
+    assignment[slice(*world.own_rows(num_rows))] = own
+    return world.sum_integers(assignment)
 
 
-def _audit_rows(
-    embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None
+def _draw_audit_rows(
+    embeddings: EmbeddingsArtifact, row_ids: NDArray[np.int64] | None
 ) -> NDArray[np.float16]:
-    """Returns rows that were not clustered, drawn by hash; where those are too few, any rows.
-
-    The result is [n, D] as the model gives the rows.
+    """Returns rows that were not clustered, [n, D], drawn by hash; from all rows if too few were
+    left out. The mean is not subtracted.
     """
-    if numbers is not None and embeddings.num_rows - len(numbers) >= MIN_AUDITED_ROWS:
-        held_out = np.delete(np.arange(embeddings.num_rows), numbers)
-        drawn = held_out[lowest_hashed(len(held_out), AUDITED_ROWS, _AUDITED_STREAM)]
+    if row_ids is not None and embeddings.num_rows - len(row_ids) >= MIN_AUDITED_ROWS:
+        held_out = np.delete(np.arange(embeddings.num_rows), row_ids)
+        sample = held_out[lowest_hashed(len(held_out), AUDITED_ROWS, _AUDITED_STREAM)]
     else:
-        drawn = lowest_hashed(embeddings.num_rows, AUDITED_ROWS, _AUDITED_STREAM)
-    return UnitRows(KeyedRows(embeddings)).read(np.sort(drawn)).astype(np.float16)
+        sample = lowest_hashed(embeddings.num_rows, AUDITED_ROWS, _AUDITED_STREAM)
+    return UnitRows(KeyedRows(embeddings)).read(np.sort(sample)).astype(np.float16)

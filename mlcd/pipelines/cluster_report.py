@@ -1,6 +1,4 @@
-"""The measures of a clustering: the summary of its manifest, its report, a picture, and the coarser
-levels.
-"""
+"""Writes the summary, the report, a histogram of sizes and the coarser levels of a clustering."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -26,13 +24,13 @@ from mlcd.clustering.quality import (
 
 REPORT: Final = "report.json"
 PICTURE: Final = "sizes.png"
-# The picture of the sizes.
-_WIDTH: Final = 64  # pixels of a bar and its gap
-_BAR: Final = 48
-_HEIGHT: Final = 240  # pixels of the tallest bar
+# the histogram of cluster sizes; lengths in pixels
+_BAR_SPACING: Final = 64  # a bar and its gap
+_BAR_WIDTH: Final = 48
+_MAX_BAR_HEIGHT: Final = 240
 _MARGIN: Final = 48
-_INK: Final = "#1f2933"
-_FILL: Final = "#3b7ea1"
+_TEXT_COLOR: Final = "#1f2933"
+_BAR_COLOR: Final = "#3b7ea1"
 
 
 def summarize_clusters(
@@ -69,27 +67,27 @@ def write_report(
     assignment: NDArray[np.int32],
     class_names: Sequence[str | None],
 ) -> dict[str, Any]:
-    """Writes report.json and sizes.png, and returns their part of the summary."""
+    """Writes report.json and sizes.png, and returns their fields of the summary."""
     members, classes = _select_named(assignment, class_names)
     histogram = size_histogram(result.sizes)
-    extra: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "sizes": [{"at_least": smallest, "clusters": count} for smallest, count in histogram],
         "intra_cluster_cosine": tightness(result.sizes, result.cosines),
         "near_duplicate_centers": near_duplicates(result.centers),
     }
     if classes:
-        extra["ari"] = adjusted_rand_index(members, classes)
-        extra["conflict_rate"] = conflict_rate(members, classes)
-    draft.write_json(REPORT, summarize_clusters(result, assignment, class_names) | extra)
+        fields["ari"] = adjusted_rand_index(members, classes)
+        fields["conflict_rate"] = conflict_rate(members, classes)
+    draft.write_json(REPORT, summarize_clusters(result, assignment, class_names) | fields)
     with draft.write(PICTURE) as path:
         _draw_histogram(histogram, "clusters by number of members").save(path, format="PNG")
-    return extra
+    return fields
 
 
 def write_coarser(
     draft: Draft, result: KMeansResult, nums: Sequence[int], seed: int
 ) -> list[dict[str, Any]]:
-    """Writes the coarser levels and returns their part of the summary."""
+    """Writes the coarser levels, and returns the field `levels` of the summary."""
     levels = build_levels(result.centers, result.sizes, result.cosines, nums, seed=seed)
     groups = composed(levels)
     write_levels(draft, result.sizes, groups, [level.centers for level in levels])
@@ -97,32 +95,33 @@ def write_coarser(
         {
             "clusters": len(level.centers),
             "objective": level.objective,
-            "imbalance": imbalance(np.bincount(of, weights=result.sizes)),
+            "imbalance": imbalance(np.bincount(parents, weights=result.sizes)),
         }
-        for level, of in zip(levels, groups, strict=True)
+        for level, parents in zip(levels, groups, strict=True)
     ]
 
 
 def _draw_histogram(bins: Sequence[tuple[int, int]], title: str) -> Image.Image:
-    """Draws one bar for each (smallest value of the bin, count), labeled with both.
-
-    Pillow draws it: one picture needs no plotting library.
-    """
+    """Draws one labeled bar for each (smallest value of the bin, count); needs only Pillow."""
     image = Image.new(
-        "RGB", (2 * _MARGIN + _WIDTH * max(len(bins), 4), _HEIGHT + 2 * _MARGIN), "white"
+        "RGB",
+        (2 * _MARGIN + _BAR_SPACING * max(len(bins), 4), _MAX_BAR_HEIGHT + 2 * _MARGIN),
+        "white",
     )
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default()
-    draw.text((_MARGIN, _MARGIN // 4), title, fill=_INK, font=font)
-    floor = _MARGIN + _HEIGHT
+    draw.text((_MARGIN, _MARGIN // 4), title, fill=_TEXT_COLOR, font=font)
+    floor = _MARGIN + _MAX_BAR_HEIGHT
     tallest = max((count for _, count in bins), default=1) or 1
     for index, (smallest, count) in enumerate(bins):
-        x = _MARGIN + index * _WIDTH
-        y = floor - round(_HEIGHT * count / tallest)
-        draw.rectangle((x, y, x + _BAR, floor), fill=_FILL)
-        draw.text((x + _BAR / 2, y - 2), str(count), fill=_INK, font=font, anchor="mb")
-        following = bins[index + 1][0] if index + 1 < len(bins) else 2 * smallest
-        label = str(smallest) if following - smallest <= 1 else f"{smallest}-{following - 1}"
-        draw.text((x + _BAR / 2, floor + 6), label, fill=_INK, font=font, anchor="mt")
-    draw.line((_MARGIN, floor, image.width - _MARGIN, floor), fill=_INK)
+        x = _MARGIN + index * _BAR_SPACING
+        y = floor - round(_MAX_BAR_HEIGHT * count / tallest)
+        draw.rectangle((x, y, x + _BAR_WIDTH, floor), fill=_BAR_COLOR)
+        draw.text((x + _BAR_WIDTH / 2, y - 2), str(count), fill=_TEXT_COLOR, font=font, anchor="mb")
+        next_smallest = bins[index + 1][0] if index + 1 < len(bins) else 2 * smallest
+        label = (
+            str(smallest) if next_smallest - smallest <= 1 else f"{smallest}-{next_smallest - 1}"
+        )
+        draw.text((x + _BAR_WIDTH / 2, floor + 6), label, fill=_TEXT_COLOR, font=font, anchor="mt")
+    draw.line((_MARGIN, floor, image.width - _MARGIN, floor), fill=_TEXT_COLOR)
     return image

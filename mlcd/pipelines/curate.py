@@ -1,4 +1,4 @@
-"""Embeddings to a selection: which images to keep, and why the others are left out."""
+"""Makes a selection from embeddings: which images to keep, and why each other one is left out."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,9 @@ from mlcd.progress import Stages
 
 @dataclass(frozen=True)
 class CurateInputs:
-    """The artifacts that decisions are made from. centers: the clusters, for outliers and samples.
-    against: the embeddings of the other set, for leaks.
+    """The artifacts that decisions depend on.
+
+    centers: clusters, for outliers and samples. against: embeddings of another set, for leaks.
     """
 
     embeddings: EmbeddingsArtifact
@@ -54,10 +55,10 @@ class CurateInputs:
 
 
 class Curating:
-    """One request for a selection, which any process can make."""
+    """One request for a selection; any process can carry it out."""
 
     def __init__(self, inputs: CurateInputs, options: CurateOptions, out: Path) -> None:
-        """Raises what `CurateOptions.check` raises."""
+        """Raises the errors of `CurateOptions.check`."""
         options.check(has_centers=inputs.centers is not None, has_others=inputs.against is not None)
         self.inputs, self.options = inputs, options
         self.request = Request(
@@ -68,11 +69,11 @@ class Curating:
         )
 
     def has(self, draft: Draft) -> bool:
-        """Tells whether the decisions are made."""
+        """Returns whether the draft contains the decisions."""
         return draft.has(DECISIONS)
 
     def make(self, draft: Draft, reporter: Stages) -> None:
-        """Decides, and writes the decisions last."""
+        """Decides on every image; writes the page of the report, then the decisions."""
         embeddings = self.inputs.embeddings
         decisions = decide(self.inputs, self.options, reporter, notes=draft.path)
         if self.options.report:
@@ -92,15 +93,15 @@ def curate(
     options: CurateOptions,
     reporter: Stages,
 ) -> Artifact:
-    """Decides for each image whether it is kept, and writes `decisions.parquet`, and the page of
-    its report where one is asked for.
+    """Decides for each image whether to keep it, and writes `decisions.parquet` and, with
+    `options.report`, a page of examples.
 
-    Killed at any moment, the same call goes on and ends with the same bytes. Raises what `decide`
-    raises.
+    A call that was killed resumes when repeated, and gives the same bytes. Raises the errors of
+    `decide`.
     """
     curating = Curating(inputs, options, out)
-    if (done := find_published(out, curating.request)) is not None:
-        return done
+    if (finished := find_published(out, curating.request)) is not None:
+        return finished
     with Draft(out, curating.request) as draft:
         take_over(draft)
         if not curating.has(draft):
@@ -117,10 +118,9 @@ def decide(
 ) -> Decisions:
     """Returns the decision on each image.
 
-    notes: the folder for hidden files of intermediate results; None writes nothing. Raises
-    InvalidInput for a similarity out of range, NotFound where the images are missing, and
-    ConfigInvalid where centers or other embeddings are missing or of another model, and for a
-    hierarchical sample of clusters without levels.
+    notes: folder for hidden files of intermediate results; None writes none. Raises InvalidInput
+    for a similarity out of range, NotFound if the images are missing, ConfigInvalid if centers or
+    other embeddings are missing or of another model, or if a hierarchical sample lacks levels.
     """
     options.check(has_centers=inputs.centers is not None, has_others=inputs.against is not None)
     embeddings = inputs.embeddings

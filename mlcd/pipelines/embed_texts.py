@@ -1,4 +1,4 @@
-"""Texts to the embeddings artifact."""
+"""Embeds the texts of a file into an embeddings artifact."""
 
 import hashlib
 from collections.abc import Sequence
@@ -29,10 +29,10 @@ from mlcd.progress import Meter, Reporter
 from mlcd.text_checks import check_text
 from mlcd.types import SampleKey
 
-if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
+if TYPE_CHECKING:  # it imports the package tokenizers, which images do not need
     from mlcd.encoders.text_encoder import TextEncoder
 
-# texts between two steps of the progress bar; each is cut into batches of like length
+# texts between two updates of the progress bar; the encoder cuts each chunk into batches
 _CHUNK: Final = 256
 
 
@@ -44,10 +44,10 @@ def embed_texts(
     *,
     part_entries: int = PART_ENTRIES,
 ) -> Artifact:
-    """Encodes every text of a file; those that cannot be used are listed in errors.jsonl.
+    """Encodes every text of a file; errors.jsonl lists the texts that cannot be used.
 
-    Work is committed in parts: a rerun after a crash starts at the first unfinished part and ends
-    with the same bytes. Raises InvalidInput where no text can be used.
+    Work is committed in parts: a rerun after a crash makes only the unfinished parts and gives the
+    same bytes. Raises InvalidInput if no text can be used.
     """
     engine = {"precision": encoder.precision, "engine": encoder.engine}
     request = Request(
@@ -56,8 +56,8 @@ def embed_texts(
         (texts.parent_of(out),),
         encoder.fingerprint,
     )
-    if (done := find_published(out, request)) is not None:
-        return done
+    if (finished := find_published(out, request)) is not None:
+        return finished
     sizes = part_sizes(len(texts.keys), part_entries)
     splits = split_positions(texts.keys, [None] * len(texts.keys)).tolist()
     split_of = dict(zip(texts.keys, splits, strict=True))
@@ -68,22 +68,22 @@ def embed_texts(
         with reporter.stage("embed", sum(sizes), done=done_before) as meter:
             for part in missing:
                 chosen = part_slice(part, part_entries)
-                encoded = _encode(texts.keys[chosen], texts.texts[chosen], encoder, meter)
+                encoded = _encode_part(texts.keys[chosen], texts.texts[chosen], encoder, meter)
                 write_encoded(draft, part, encoded, split_of)
         return _publish(draft, texts, encoder, len(sizes))
 
 
-def _encode(
+def _encode_part(
     keys: Sequence[SampleKey], texts: Sequence[object], encoder: "TextEncoder", meter: Meter
 ) -> EncodedPart:
-    """Encodes the texts of a part, whose rows depend on nothing else."""
+    """Encodes the texts of a part; the rows do not depend on other parts."""
     entries: list[Entry] = []
     digests: list[bytes] = []
     rows = [np.zeros((0, encoder.dimension), np.float32)]
     errors: list[dict[str, str]] = []
     for start in range(0, len(keys), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        chosen = _usable(keys[chunk], texts[chunk], errors)
+        chosen = _select_usable(keys[chunk], texts[chunk], errors)
         vectors = encoder.encode(encoder.tokenizer([text for _, text in chosen]))
         for (key, text), row in zip(chosen, vectors, strict=True):
             if row.any():
@@ -98,10 +98,10 @@ def _encode(
     return EncodedPart(entries, digests, np.concatenate(rows), errors)
 
 
-def _usable(
+def _select_usable(
     keys: Sequence[SampleKey], texts: Sequence[object], errors: list[dict[str, str]]
 ) -> list[tuple[SampleKey, str]]:
-    """Returns the texts that a tokenizer accepts, and adds the errors of the others."""
+    """Returns (key, text) of each text that a tokenizer accepts; appends errors for the others."""
     usable: list[tuple[SampleKey, str]] = []
     for key, text in zip(keys, texts, strict=True):
         checked = check_text(text, max_chars=MAX_CHARS)
@@ -124,7 +124,7 @@ def _publish(draft: Draft, texts: TextFile, encoder: "TextEncoder", num_parts: i
     if num_rows == 0:
         raise InvalidInput(
             f"none of the {len(texts.keys)} texts in {texts.path} can be used",
-            remedy=f"the first: {errors[0]['key']}: {errors[0]['detail']}",
+            remedy=f"fix the first, {errors[0]['key']}: {errors[0]['detail']}",
         )
     summary = {
         "texts": num_rows,

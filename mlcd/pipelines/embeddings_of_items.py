@@ -1,4 +1,4 @@
-"""The embeddings artifact of images whose rows a collection already holds."""
+"""Writes an embeddings artifact from the rows that a collection already contains."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from mlcd.keys import split_positions
 from mlcd.pipelines.encoded import PART_ENTRIES, images_parent, part_sizes, part_slice
 from mlcd.types import SampleKey
 
-_BLOCK: Final = 8192
+_BLOCK_ITEMS: Final = 8192
 
 
 def write_embeddings(
@@ -32,24 +32,25 @@ def write_embeddings(
     image_sha256: Mapping[SampleKey, bytes],
     errors: list[dict[str, str]],
 ) -> Artifact:
-    """Writes the rows of the items whose ids are keys of the source, in the source's order.
+    """Writes the rows of items whose ids are keys of the source, in the order of the source.
 
-    encoder: the encoder of the items. image_sha256: the digest of each item's image. errors: key,
-    reason and detail of the images without a row. Raises InvalidInput without any row.
+    encoder: encoder that made the rows. image_sha256: digest of each item's image, by key. errors:
+    key, reason and detail of each image without a row. Raises InvalidInput if no image has a row.
     """
     entries = source.entries
-    blocks = [(item.id, item.embedding) for block in collection.items(_BLOCK) for item in block]
+    rows = [(item.id, item.embedding) for block in collection.items(_BLOCK_ITEMS) for item in block]
     indices = entries.find(
-        pa.chunked_array([pa.array([key for key, _ in blocks], pa.large_string())])
+        pa.chunked_array([pa.array([key for key, _ in rows], pa.large_string())])
     )
-    by_entry = {int(at): row for at, (_, row) in zip(indices, blocks, strict=True) if at >= 0}
-    if not by_entry:
+    row_of = {int(index): row for index, (_, row) in zip(indices, rows, strict=True) if index >= 0}
+    if not row_of:
         raise InvalidInput(
-            f"none of the images in {source.location} has a row", remedy="embed them first"
+            f"none of the images in {source.location} has a row in the collection",
+            remedy="embed the images first",
         )
     keys, class_names = list(entries.keys()), list(entries.class_names())
     splits = split_positions(keys, class_names)
-    order = sorted(by_entry)
+    order = sorted(row_of)
     config = {
         "precision": encoder.precision,
         "engine": encoder.engine,
@@ -60,18 +61,18 @@ def write_embeddings(
     request = Request("embeddings", config, (images_parent(source, out),), encoder.fingerprint)
     with Draft(out, request, fresh=True) as draft:
         for part in range(len(part_sizes(len(order), PART_ENTRIES))):
-            rows = order[part_slice(part, PART_ENTRIES)]
+            part_indices = order[part_slice(part, PART_ENTRIES)]
             with draft.write(part_name(part)) as path, path.open("wb") as file:
-                vectors = np.stack([by_entry[at] for at in rows]).astype(np.float32)
+                vectors = np.stack([row_of[index] for index in part_indices]).astype(np.float32)
                 np.save(file, vectors, allow_pickle=False)
             columns = [
                 {
-                    "key": keys[at],
-                    "class_name": class_names[at],
-                    "sha256": image_sha256[keys[at]],
-                    "split": float(splits[at]),
+                    "key": keys[index],
+                    "class_name": class_names[index],
+                    "sha256": image_sha256[keys[index]],
+                    "split": float(splits[index]),
                 }
-                for at in rows
+                for index in part_indices
             ]
             with draft.write(keys_name(part)) as path:
                 pq.write_table(pa.Table.from_pylist(columns, schema=KEY_SCHEMA), path)

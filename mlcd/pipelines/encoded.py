@@ -230,7 +230,7 @@ class NoUsableImage(InvalidInput):
 def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableImage:
     return NoUsableImage(
         f"none of the {len(source.entries)} files in {source.location} is a usable image",
-        remedy=f"the first: {errors[0]['key']}: {errors[0]['detail']}",
+        remedy=f"fix the first, {errors[0]['key']}: {errors[0]['detail']}",
     )
 
 

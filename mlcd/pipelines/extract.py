@@ -1,4 +1,4 @@
-"""A selection to a set of images: those that it keeps, as links, tar shards or parquet files."""
+"""Writes the images that a selection keeps: as links, tar shards or parquet files."""
 
 import errno
 import io
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 Form = Literal["links", "tar", "parquet"]
 _SHARD_IMAGES: Final = 4096
-_GROUP_ROWS: Final = 64  # a reader holds one group in memory
+_GROUP_ROWS: Final = 64  # a reader loads one row group at a time
 _SCHEMA: Final = pa.schema(
     [
         ("key", pa.large_string()),
@@ -47,8 +47,9 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True)
 class KeptImages:
-    """The images that a selection keeps, those that it was made from, and the captions of the
-    latter where they are asked for.
+    """The images that a selection keeps.
+
+    everything: all images that the selection was made from. captions: captions of all of them.
     """
 
     source: Source
@@ -57,14 +58,14 @@ class KeptImages:
 
     @classmethod
     def open(cls, selection: Selection, images: str | None) -> "KeptImages":
-        """images: their place, where it is not that of the embeddings. Raises NotFound."""
+        """Finds the images at `images`, or where the embeddings found them. Raises NotFound."""
         place = images or read_images_place(open_used_embeddings(selection.artifact, None))
         kept_keys, source = selection.read_keys(), open_source(place)
         missing = source.entries.find(kept_keys) < 0
         if missing.any():
             raise NotFound(
                 f"{place} lacks the image {kept_keys[int(missing.argmax())].as_py()}",
-                remedy="put it back, or give the images' place with --images",
+                remedy="put it back, or give the location of the images with --images",
             )
         return cls(source.only(kept_keys), source)
 
@@ -74,7 +75,7 @@ class KeptImages:
         except ImageRejected as error:
             raise NotFound(
                 f"{entry.key} of {self.source.location} cannot be read: {error.message}",
-                remedy="restore it, or curate again with --issues, which leaves it out",
+                remedy="restore it, or curate again with --issues to leave it out",
             ) from error
 
     def with_captions(self) -> "KeptImages":
@@ -84,7 +85,7 @@ class KeptImages:
         return replace(self, captions=captions)
 
     def captions_of(self, entries: Sequence[Entry]) -> dict[SampleKey, list[str]]:
-        """Returns the captions of each of these images."""
+        """Returns the captions of each image by key; empty lists if captions were not read."""
         if self.captions is None:
             return {entry.key: [] for entry in entries}
         keys = pa.chunked_array([pa.array([entry.key for entry in entries], pa.large_string())])
@@ -100,9 +101,9 @@ def extract(
 ) -> int:
     """Writes the images that a selection keeps to `out`, and returns their number.
 
-    Killed at any moment, the same call goes on; tar shards and parquet files have the same bytes
-    then. Raises InvalidInput for links to images that are not files on this disk, NotFound
-    where an image is gone, Conflict where something else is at `out`.
+    A call that was killed resumes when repeated; tar shards and parquet files have the same bytes.
+    Raises InvalidInput for links to images that are not local files, NotFound for a missing image,
+    Conflict if `out` is something else.
     """
     images_to_write = KeptImages.open(selection, images)
     check_outside(images_to_write.source.location, out)
@@ -111,19 +112,19 @@ def extract(
         images_parent(images_to_write.source, out),
     )
     request = Request("images", {"form": form, "shard_images": _SHARD_IMAGES}, parents)
-    num = len(images_to_write.source.entries)
+    num_images = len(images_to_write.source.entries)
     if form == "links":
         if out.exists():
             raise Conflict(f"{out} exists", remedy="give another directory")
-        with Draft(out, request) as draft, reporter.stage("link", num) as meter:
+        with Draft(out, request) as draft, reporter.stage("link", num_images) as meter:
             _link_all(images_to_write, draft.path, meter)
             draft.hand_over()
-        return num
+        return num_images
     if find_published(out, request) is None:
-        with Draft(out, request) as draft, reporter.stage("write", num) as meter:
+        with Draft(out, request) as draft, reporter.stage("write", num_images) as meter:
             _write_shards(images_to_write.with_captions(), draft, form, meter)
-            draft.publish(summary={"images": num})
-    return num
+            draft.publish(summary={"images": num_images})
+    return num_images
 
 
 def _link_all(images: KeptImages, folder: Path, meter: Meter) -> None:
@@ -131,7 +132,7 @@ def _link_all(images: KeptImages, folder: Path, meter: Meter) -> None:
     if not isinstance(source, FolderSource) or is_url(source.location):
         raise InvalidInput(
             f"links need images that are files on this disk, got {source.location}",
-            remedy="write them with --as tar or --as parquet",
+            remedy="write copies with --as tar or --as parquet",
         )
     for entry, path in zip(source.entries, source.files_of(source.entries), strict=True):
         link = folder / entry.key
@@ -144,7 +145,7 @@ def _link_all(images: KeptImages, folder: Path, meter: Meter) -> None:
                 raise
             raise InvalidInput(
                 f"{path} cannot be linked from {folder.parent}",
-                remedy="give an output on the same disk, or write --as tar or --as parquet",
+                remedy="give an output on the same file system, or use --as tar or --as parquet",
             ) from error
         meter.advance()
 
@@ -167,18 +168,20 @@ def _write_shards(images: KeptImages, draft: Draft, form: Form, meter: Meter) ->
 def _write_tar(
     images: KeptImages, entries: list[Entry], start: int, path: Path, meter: Meter
 ) -> None:
-    """Writes a shard in webdataset's layout; the samples are named by their number."""
+    """Writes a shard in the layout of webdataset. start: number of the first sample, its name."""
     captions = images.captions_of(entries)
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         for number, entry in enumerate(entries, start):
-            for suffix, data in _members(images, entry, captions[entry.key]):
+            for suffix, data in _list_members(images, entry, captions[entry.key]):
                 member = tarfile.TarInfo(f"{number:09d}{suffix}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
             meter.advance()
 
 
-def _members(images: KeptImages, entry: Entry, captions: list[str]) -> Iterator[tuple[str, bytes]]:
+def _list_members(
+    images: KeptImages, entry: Entry, captions: list[str]
+) -> Iterator[tuple[str, bytes]]:
     yield PurePosixPath(entry.key).suffix.lower() or ".image", images.read(entry)
     if entry.class_name is not None:
         yield ".cls", entry.class_name.encode()
@@ -189,8 +192,8 @@ def _members(images: KeptImages, entry: Entry, captions: list[str]) -> Iterator[
 def _write_parquet(images: KeptImages, entries: list[Entry], path: Path, meter: Meter) -> None:
     captions = images.captions_of(entries)
     with pq.ParquetWriter(path, _SCHEMA) as writer:
-        for first in range(0, len(entries), _GROUP_ROWS):
-            group = entries[first : first + _GROUP_ROWS]
+        for start in range(0, len(entries), _GROUP_ROWS):
+            group = entries[start : start + _GROUP_ROWS]
             rows = [
                 {
                     "key": entry.key,

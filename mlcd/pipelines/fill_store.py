@@ -1,7 +1,7 @@
-"""Collections from one place into another: a store behind a URL, a folder, a file.
+"""Copies items into a collection: from and to a store at a URL or a folder, or from a file.
 
-The same command goes on where it was stopped: items that are there are `unchanged`. What is in the
-target and not in the source stays.
+A repeated command resumes: items that the target already has are `unchanged`. Items that only the
+target has stay.
 """
 
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ from mlcd.pipelines.index import fill, items_of
 from mlcd.progress import Stages
 from mlcd.types import Fingerprint
 
-_BLOCK_ROWS = 2048  # of one transaction in a store
+_BLOCK_ROWS = 2048  # rows per transaction in a store
 
 
 @dataclass(frozen=True)
 class CopiedItems:
-    """The items to copy, and what they are of."""
+    """The items to copy, their number, and the model and dimension of their rows."""
 
     fingerprint: Fingerprint
     dimension: int
@@ -36,7 +36,7 @@ class CopiedItems:
 
 
 def is_copy(source: str | Path, out: str | Path) -> bool:
-    """Tells whether one of both is a store, or the source is a collection."""
+    """Returns whether either is a store, or `source` is another collection than `out`."""
     places = (str(source), str(out))
     return any(map(is_store, places)) or (source != out and (Path(source) / LEDGER).is_file())
 
@@ -44,8 +44,10 @@ def is_copy(source: str | Path, out: str | Path) -> bool:
 def copy_items(
     source: str, out: str, reporter: Stages, *, recall: float | None, thumbnails: bool = True
 ) -> Description:
-    """Puts all items of embeddings, a parquet file or a collection into the collection at `out`,
-    new or of the same model, and indexes them. thumbnails: those of a collection are copied.
+    """Adds all items of embeddings, a parquet file or a collection to the collection at `out`, new
+    or of the same model, and indexes them.
+
+    thumbnails: also copy the thumbnails of a source collection.
     """
     if source == out:
         with _open_collection(source) as collection:
@@ -62,11 +64,13 @@ def _open_source(place: str, *, thumbnails: bool) -> Iterator[CopiedItems]:
     with ExitStack() as stack:
         if is_store(place) or (Path(place) / LEDGER).is_file():
             collection = stack.enter_context(_open_collection(place))
-            facts = collection.describe()
+            description = collection.describe()
             blocks = collection.items(_BLOCK_ROWS)
             if thumbnails:
                 blocks = (_with_thumbnails(collection, block) for block in blocks)
-            yield CopiedItems(collection.fingerprint, collection.dimension, facts.items, blocks)
+            yield CopiedItems(
+                collection.fingerprint, collection.dimension, description.items, blocks
+            )
         elif place.endswith(".parquet"):
             file = ParquetItems.open(Path(place))
             yield CopiedItems(file.fingerprint, file.dimension, file.num_items, file.blocks())
@@ -82,8 +86,8 @@ def _open_source(place: str, *, thumbnails: bool) -> Iterator[CopiedItems]:
 
 
 def _with_thumbnails(collection: CollectionPort, items: list[Item]) -> list[Item]:
-    pictures = collection.read_thumbnails([item.id for item in items])
-    return [replace(item, thumbnail=pictures.get(item.id)) for item in items]
+    thumbnails_by_id = collection.read_thumbnails([item.id for item in items])
+    return [replace(item, thumbnail=thumbnails_by_id.get(item.id)) for item in items]
 
 
 @contextmanager
@@ -116,8 +120,8 @@ def _open_target(out: str, items: CopiedItems, recall: float | None) -> Iterator
         collection.check_fingerprint(items.fingerprint)
         if recall not in (None, collection.recall_target):
             raise Conflict(
-                f"{out} exists with a recall of {collection.recall_target:g}, got --recall"
-                f" {recall:g}",
-                remedy="leave --recall out, or give another directory",
+                f"--recall must be that of the existing collection {out}"
+                f" ({collection.recall_target:g}), got {recall:g}",
+                remedy="leave out --recall, or give another directory",
             )
         yield collection

@@ -1,4 +1,4 @@
-"""Embeddings to a durable collection, collections to files and back, and near duplicates."""
+"""Indexes embeddings as a collection on disk, exports and imports it, and finds near duplicates."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings
 
 _BLOCK_ROWS = 8192
-# the second of two stages; the first adds the items
+# name of the second stage; the first adds the items
 INDEX_STAGE = "index"
 
 
@@ -35,13 +35,13 @@ def index(
     source: Parent | None = None,
     append: bool = False,
 ) -> Description:
-    """Makes a durable, indexed collection at `out` of all rows; id: key, metadata: class_name where
-    there is one.
+    """Adds all rows to a collection on disk at `out` and indexes it. An item's id is the key; its
+    metadata is the `class_name`, if any.
 
-    It continues where an earlier attempt was stopped. source: the recorded source, where it is not
-    these embeddings. append: adds only the rows that the embeddings have gained to a collection of
-    their earlier state. Raises Conflict where another collection exists, and InvalidInput for a key
-    that cannot be an id, before anything is written.
+    A repeated call resumes. source: source to record; None for these embeddings. append: to a
+    collection of an earlier state of the embeddings, add only the rows gained since. Raises
+    Conflict if `out` is another collection and, before writing, InvalidInput for a key that cannot
+    be an id.
     """
     for key in embeddings.keys:
         check_new_id(key)
@@ -65,19 +65,19 @@ def _index_more(
     recall: float | None,
     source: Parent,
 ) -> Description:
-    """Adds new rows only: the user's changes and deletions among the earlier items stay."""
+    """Adds new rows only; changes and deletions that users made to earlier items stay."""
     with Collection.open(out, background=False) as collection:
-        made_of = (collection.source or {}).get("digest", "")
-        if made_of == source.digest:
-            first = embeddings.num_parts
-        elif (first_or_none := first_part_after(embeddings.artifact, made_of)) is not None:
-            first = first_or_none
+        source_digest = (collection.source or {}).get("digest", "")
+        if source_digest == source.digest:
+            first_new_part = embeddings.num_parts
+        elif (next_part := first_part_after(embeddings.artifact, source_digest)) is not None:
+            first_new_part = next_part
         else:
-            raise _of_another(out)
+            raise _other_source_error(out)
         collection.check_fingerprint(embeddings.fingerprint)
         if recall not in (None, collection.recall_target):
-            raise _of_another(out)
-        start = embeddings.num_rows_before(first)
+            raise _other_source_error(out)
+        start = embeddings.num_rows_before(first_new_part)
         blocks = (
             items_of(embeddings, block.start, embeddings.read(block))
             for block in embeddings.plan(_BLOCK_ROWS)
@@ -95,8 +95,8 @@ def _index_more(
 def import_parquet(
     path: Path, out: Path, reporter: Reporter, *, recall: float | None
 ) -> Description:
-    """Puts the items of an exported file into a durable, indexed collection at `out`, new or of the
-    same model.
+    """Adds the items of an exported file to a collection on disk at `out`, which is new or of the
+    same model, and indexes it.
     """
     items = ParquetItems.open(path)
     with _open_or_create(out, items.fingerprint, items.dimension, recall, None) as collection:
@@ -104,9 +104,7 @@ def import_parquet(
 
 
 def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
-    """Writes every item of the collection at `path` into one parquet file and returns
-    their number.
-    """
+    """Writes every item of the collection at `path` to one parquet file; returns their number."""
     with (
         Collection.open(path, read_only=True) as collection,
         reporter.stage("export", len(collection)) as meter,
@@ -115,7 +113,7 @@ def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
 
 
 def describe(path: Path) -> Description:
-    """Returns the facts about the collection at `path`."""
+    """Returns the description of the collection at `path`."""
     with Collection.open(path, background=False, read_only=True) as collection:
         return collection.describe()
 
@@ -123,10 +121,11 @@ def describe(path: Path) -> Description:
 def duplicates(
     source: Path, out: Path, reporter: Reporter, *, similarity: float | None
 ) -> tuple[int, int]:
-    """Writes the near duplicates of an embeddings artifact or a collection to `out` as JSON lines.
+    """Writes groups of near duplicates in embeddings or a collection to `out`, as JSON lines.
 
-    It returns (groups, items in them). similarity: the least cosine; None: copies of pictures, by
-    the thumbnails of a collection. Raises Conflict where `out` exists.
+    Returns (number of groups, number of items in groups). similarity: minimum cosine of near
+    duplicates; None finds copies of the same image by the thumbnails of a collection. Raises
+    Conflict if `out` exists.
     """
     if out.exists():
         raise Conflict(f"{out} exists", remedy="give another file")
@@ -141,8 +140,8 @@ def duplicates(
                 groups = _find_groups(len(ids), take, similarity, reporter)
     elif similarity is None:
         raise InvalidInput(
-            f"copies are found by thumbnails, but {source} is not a collection with thumbnails",
-            remedy="give the collection of these embeddings, or a cosine",
+            f"finding copies needs a collection with thumbnails, got {source}",
+            remedy="give the collection of these embeddings, or a minimum cosine",
         )
     else:
         embeddings = EmbeddingsArtifact.open(source)
@@ -179,15 +178,15 @@ def _open_or_create(
         or recall not in (None, collection.recall_target)
     ):
         collection.close()
-        raise _of_another(out)
+        raise _other_source_error(out)
     return collection
 
 
-def _of_another(out: Path) -> Conflict:
+def _other_source_error(out: Path) -> Conflict:
     return Conflict(
-        f"{out} holds a collection made from other input or settings",
-        remedy="remove it or give another output directory; --append adds what embeddings have"
-        " gained",
+        f"{out} is a collection made from other input or settings",
+        remedy="remove it or give another output directory; --append adds rows that the embeddings"
+        " have gained",
     )
 
 
@@ -199,7 +198,7 @@ def fill(
     *,
     when_added: Callable[[], None] = lambda: None,
 ) -> Description:
-    """Adds the items, calls `when_added` and indexes all."""
+    """Adds the items, calls `when_added`, and indexes the collection if it changed."""
     changed = False
     with reporter.stage("add", num_items) as meter:
         for items in blocks:
@@ -207,15 +206,15 @@ def fill(
             changed |= any(outcome != "unchanged" for outcome in outcomes)
             meter.advance(len(items))
     when_added()
-    described = collection.describe()
-    if changed or described.indexed != described.items:
-        with reporter.stage(INDEX_STAGE, described.items) as meter:
+    description = collection.describe()
+    if changed or description.indexed != description.items:
+        with reporter.stage(INDEX_STAGE, description.items) as meter:
             collection.reindex(meter.advance)
     return collection.describe()
 
 
 def metadata_of(class_name: str | None) -> dict[str, str]:
-    """Returns the metadata of an image of this class in a collection of embeddings."""
+    """Returns the metadata of an item whose image has this class."""
     return {} if class_name is None else {"class_name": class_name}
 
 

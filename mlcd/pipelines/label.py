@@ -1,4 +1,4 @@
-"""Embeddings or images, and centers, to the labels artifact."""
+"""Labels embeddings or images with their nearest centers: the labels artifact."""
 
 import json
 import shutil
@@ -43,15 +43,15 @@ PART_ROWS: Final = 65536
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """The options of labels, in plain values that the workers get too.
+    """The options of labels, as plain values that can be sent to workers.
 
-    source: an embeddings artifact, or images; these need a `model`. mode: approximate looks only at
-    the centers in some cells, `probes` of them, or as many as an audit finds necessary. encoder:
-    how the model is opened; the workers choose its number of threads. urls: how images are fetched
-    that a table or a list names by URLs. embeddings: adds a column.
-    part_rows, part_entries: the rows or images that are processed, and committed, at once; None:
-    `choose_part_entries` says.
-    centers_at_once: the centers that are in memory at a time, of exact labels; None for all.
+    source: an embeddings artifact, or images; images need a `model`. threshold: minimum cosine of a
+    label; None for no limit. mode: "approximate" compares a row only with the centers in `probes`
+    cells; None probes as many as an audit finds necessary. encoder: options to open the model with;
+    workers set the number of threads. urls: how to fetch images that a table or a list names by
+    URL. embeddings: also write the embeddings as a column. part_rows, part_entries: rows or images
+    per committed part; part_entries None uses `choose_part_entries`. centers_at_once: number of
+    centers in memory at a time, for exact labels; None for all.
     """
 
     source: str
@@ -70,7 +70,7 @@ class LabelOptions:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        """Reads what `asdict` made of the options."""
+        """Reads the options back from the result of `asdict`."""
         urls = None if fields["urls"] is None else UrlOptions(**fields["urls"])
         return cls(**{**fields, "encoder": EncoderOptions(**fields["encoder"]), "urls": urls})
 
@@ -80,16 +80,19 @@ class LabelOptions:
                 f"the threshold must be a cosine between -1 and 1, got {self.threshold}"
             )
         if self.mode == "exact" and self.probes is not None:
-            raise ConfigInvalid("exact labels look at every center", remedy="leave out --probes")
+            raise ConfigInvalid(
+                f"--probes requires approximate labels, got --probes {self.probes}",
+                remedy="leave out --probes",
+            )
 
 
 def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Reporter) -> Artifact:
-    """Finds the `top` nearest centers of every row; with a threshold, only those at least so
-    similar.
+    """Finds the `top` nearest centers of every row; with a threshold, only centers of at least that
+    cosine.
 
-    Work is committed in parts: a rerun after a crash, of this process or of a worker, makes the
-    missing parts and ends with the same bytes. Raises ConfigInvalid where the centers belong to
-    another model than the embeddings.
+    Work is committed in parts: a rerun after a crash of this process or a worker makes only the
+    missing parts and gives the same bytes. Raises ConfigInvalid if the centers are of another model
+    than the rows.
     """
     with open_labeling(options, out, num_threads=available_cores()) as labeling:
         if (done := find_published(out, labeling.request)) is not None:
@@ -97,12 +100,12 @@ def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Repor
         with Draft(out, labeling.request) as draft:
             take_over(draft)
             labeling.prepare(draft)
-            _make_all(labeling, draft, workers, reporter)
+            _make_missing_parts(labeling, draft, workers, reporter)
             return labeling.publish(draft)
 
 
 class Labeling:
-    """One opened request for labels, which can make any part of them."""
+    """One request for labels with open input; makes any part of them."""
 
     def __init__(
         self,
@@ -118,19 +121,19 @@ class Labeling:
 
     @property
     def identity(self) -> str:
-        """Returns the request's identity as text, which the workers compare."""
+        """Returns the identity of the request as text, for workers to compare with theirs."""
         return json.dumps(self.request.identity(), sort_keys=True)
 
     def prepare(self, draft: Draft) -> None:
-        """Makes what every part needs, once before the first."""
+        """Prepares the search; called once, before the first part."""
         self.search.prepare(draft)
 
     def has(self, draft: Draft, part: int) -> bool:
-        """Tells whether the part is finished."""
+        """Returns whether the part is finished."""
         return draft.has(part_name(part))
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
-        """Writes one part and its notes; the part's file comes last and marks it as finished."""
+        """Writes one part: first its notes, last its file, which marks the part as finished."""
         rows = self.rows.read(part, on_done)
         with draft.all_or_none(part_name(part)):
             neighbors = self.search.nearest(draft, part, rows.embeddings)
@@ -148,8 +151,9 @@ class Labeling:
         on_done(self.sizes[part], len(rows.errors))
 
     def publish(self, draft: Draft) -> Artifact:
-        """Publishes the draft, in which every part is finished. Raises InvalidInput where no image
-        could be used.
+        """Publishes the draft; every part must be finished.
+
+        Raises InvalidInput if no image could be used.
         """
         num_parts = len(self.sizes)
         num_rows = sum(
@@ -172,7 +176,7 @@ class Labeling:
 
 @contextmanager
 def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iterator[Labeling]:
-    """Opens input and centers; raises ConfigInvalid where they do not belong together."""
+    """Opens input and centers. Raises ConfigInvalid if they are of two models."""
     artifact = open_artifact(Path(options.centers), "centers")
     rows = _open_input(options, out, num_threads)
     centers = Centers.read(artifact, mapped=options.centers_at_once is not None)
@@ -185,9 +189,9 @@ def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iter
 def labeling_of(
     options: LabelOptions, rows: LabelInput, artifact: Artifact, centers: Centers, out: Path
 ) -> Labeling:
-    """Returns the labeling of open `rows` by `centers`, which were read from their artifact.
+    """Returns the labeling of open `rows` by `centers`, which were read from `artifact`.
 
-    Raises ConfigInvalid where they belong to two models.
+    Raises ConfigInvalid if both are of two models.
     """
     _check_fingerprint(rows, centers, options.centers)
     num_centers = len(centers.vectors)
@@ -212,7 +216,7 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
     if (Path(options.source) / MANIFEST).is_file():
         if options.model is not None:
             raise ConfigInvalid(
-                f"--model is for images, got the artifact {options.source}",
+                f"--model requires images, got the artifact {options.source}",
                 remedy="leave out --model",
             )
         return EmbeddingsInput(
@@ -220,7 +224,8 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
         )
     if options.model is None:
         raise ConfigInvalid(
-            f"{options.source} is not a finished artifact of embeddings",
+            "without --model, the input must be a finished artifact of embeddings, got"
+            f" {options.source}",
             remedy="finish `mlcd embed`, or give --model to label images",
         )
     source = open_source(options.source, urls=options.urls)
@@ -239,7 +244,8 @@ def _open_search(
         return ExactSearch(centers, top=top, threshold=options.threshold, scan=scan)
     if not isinstance(rows, EmbeddingsInput):
         raise ConfigInvalid(
-            "approximate labels are made of embeddings", remedy="run `mlcd embed` first"
+            "approximate labels need an artifact of embeddings, got images",
+            remedy="run `mlcd embed` first",
         )
     return ApproximateSearch(
         centers, rows, top=top, threshold=options.threshold, probes=options.probes
@@ -249,7 +255,7 @@ def _open_search(
 def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) -> None:
     if centers.fingerprint != rows.fingerprint:
         raise ConfigInvalid(
-            f"{centers_path} and {rows.name} are of two models"
+            f"{centers_path} and {rows.name} must be of the same model, got two models"
             f" ({centers.fingerprint[:12]} and {rows.fingerprint[:12]})",
             remedy="embed the images with the model of the centers, or cluster these embeddings",
         )
@@ -258,10 +264,10 @@ def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) ->
 def make_parts(
     labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]
 ) -> None:
-    """Makes every missing part that no other process is making; with `wait`, also the parts of
-    processes that have died.
+    """Makes every missing part that no other process is making.
 
-    on_progress: is called with (part, how much of it is done).
+    wait: wait for parts that other processes make, and make them if those processes die.
+    on_progress: called with (part, number of its rows or images done).
     """
     with Claims(draft.path) as claims:
         for part in range(len(labeling.sizes)):
@@ -276,7 +282,7 @@ def make_parts(
                     )
 
 
-def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter) -> None:
+def _make_missing_parts(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter) -> None:
     missing = [part for part in range(len(labeling.sizes)) if not draft.has(part_name(part))]
     done = sum(labeling.sizes) - sum(labeling.sizes[part] for part in missing)
     num_workers = min(workers, len(missing))
@@ -305,8 +311,8 @@ def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter
 
 
 class _Progress:
-    """A display of (part, how much of it is done); a part that a dead worker began does not count
-    twice.
+    """Reports progress from (part, number of rows or images done); rows that a dead worker had done
+    are not counted twice.
     """
 
     def __init__(self, meter: Meter) -> None:

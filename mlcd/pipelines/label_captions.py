@@ -1,5 +1,5 @@
-"""Images to the tokens of their captions, which train a classifier as clusters do (SuperClass:
-Huang et al., 2024).
+"""Labels images with the tokens of their captions, to train a classifier on them instead of on
+clusters (SuperClass: Huang et al., 2024).
 """
 
 import json
@@ -21,46 +21,47 @@ from mlcd.progress import Reporter
 
 _log = logging.getLogger(__name__)
 
-_FEWEST: Final = 2  # images; a token of one alone tells nothing about others
+_MIN_IMAGES: Final = 2  # per token; a token of a single image relates it to no other image
 
 
 def label_captions(images: str, out: Path, reporter: Reporter, *, top: int) -> Artifact:
     """Labels each image with the `top` rarest tokens of its captions, by BERT's tokenizer.
 
-    The score of a token is the logarithm of the images for each one that has it. Images without a
-    caption get no label. Raises InvalidInput where fewer than two tokens have two images.
+    The score of a token is log(images / images with the token). Images without a caption get no
+    label. Raises InvalidInput if fewer than two tokens occur in two or more images.
     """
     source = open_source(images)
-    tokenizer = _tokenizer()
+    tokenizer = _open_tokenizer()
     captions = read_captions(source, source.entries)
     captions.unmatched.check(f"the captions of {images}", images, may_be_unmatched=True)
     if captions.unmatched.num:
         _log.warning("captions of %s: %s", images, captions.unmatched)
-    tokens = _tokens(tokenizer, captions)
-    images_of = Counter(token for image_tokens in tokens for token in image_tokens)
-    chosen = sorted(token for token, num in images_of.items() if num >= _FEWEST)
-    if len(chosen) < 2:
+    tokens = _tokenize(tokenizer, captions)
+    num_images = Counter(token for image_tokens in tokens for token in image_tokens)
+    label_tokens = sorted(token for token, count in num_images.items() if count >= _MIN_IMAGES)
+    if len(label_tokens) < 2:
         raise InvalidInput(
-            f"labels need at least 2 tokens that captions of {images} share, got {len(chosen)}",
-            remedy="docs/how-to/own-images.md says where captions lie",
+            f"labels need at least 2 tokens that captions of two images in {images} share, got"
+            f" {len(label_tokens)}",
+            remedy="add captions; docs/how-to/own-images.md says where to put them",
         )
-    number = {token: index for index, token in enumerate(chosen)}
-    score_of = {token: math.log(len(tokens) / images_of[token]) for token in chosen}
-    rows = dict(zip(source.entries.keys(), tokens, strict=True))
+    label_ids = {token: index for index, token in enumerate(label_tokens)}
+    scores = {token: math.log(len(tokens) / num_images[token]) for token in label_tokens}
+    tokens_of = dict(zip(source.entries.keys(), tokens, strict=True))
 
     def labels_of(entry: Entry) -> list[tuple[int, float]]:
-        chosen_tokens = [token for token in rows[entry.key] if token in number]
-        chosen_tokens.sort(key=lambda token: (-score_of[token], token))
-        return [(number[token], score_of[token]) for token in chosen_tokens]
+        image_tokens = [token for token in tokens_of[entry.key] if token in label_ids]
+        image_tokens.sort(key=lambda token: (-scores[token], token))
+        return [(label_ids[token], scores[token]) for token in image_tokens]
 
-    names = [tokenizer.id_to_token(token) for token in chosen]
-    # Captions are no part of what identifies the images.
+    names = [tokenizer.id_to_token(token) for token in label_tokens]
+    # the identity of the images does not cover their captions
     facts = {"of": "tokens", "tokens_sha256": sha256(json.dumps(tokens).encode()).hexdigest()}
     return label_by(source, labels_of, names, out, top=top, facts=facts, reporter=reporter)
 
 
-def _tokenizer() -> Any:
-    # It reads a vocabulary, which no other labels need.
+def _open_tokenizer() -> Any:
+    # imported here: only these labels need a vocabulary
     from mlcd.export.starter.sentences import sentence_tokenizer
 
     tokenizer = sentence_tokenizer()
@@ -69,8 +70,8 @@ def _tokenizer() -> Any:
     return tokenizer
 
 
-def _tokens(tokenizer: Any, captions: Captions) -> Sequence[tuple[int, ...]]:
-    """Returns the distinct tokens of each image."""
+def _tokenize(tokenizer: Any, captions: Captions) -> Sequence[tuple[int, ...]]:
+    """Returns the distinct token ids of each image, in order of first occurrence."""
     tokens = []
     for index in range(len(captions)):
         encoded = tokenizer.encode_batch(list(captions.of(index)), add_special_tokens=False)

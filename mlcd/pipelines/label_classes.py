@@ -1,6 +1,6 @@
-"""Images to labels from other sources than clusters: folders' classes, or any ids.
+"""Labels images from other sources than clusters: with the classes of folders, or any ids.
 
-The artifact is the one that `mlcd label` makes, without centers: training takes either.
+The artifact has the format of `mlcd label`, without centers; training accepts both.
 """
 
 import hashlib
@@ -29,34 +29,34 @@ from mlcd.progress import Reporter
 from mlcd.types import Neighbors
 
 PART_ENTRIES: Final = 4096
-# An entry's ids, best first, with their scores; none where it has no label.
+# Returns an entry's label ids, best first, with their scores; empty for no label.
 LabelsOf = Callable[[Entry], Sequence[tuple[int, float]]]
 
 
 def label_classes(images: str, out: Path, reporter: Reporter) -> Artifact:
-    """Labels each image with the class that its folder, or its shard, names.
+    """Labels each image with the class that its folder or its shard names.
 
-    Raises InvalidInput where fewer than two classes are named, and where the folders are parts of a
-    data set, which would make each class several.
+    Raises InvalidInput for fewer than two classes, and if the folders are parts of a data set
+    (such as train and val): each class would become several.
     """
     source = open_source(images)
     names = sorted({name for name in source.entries.class_names() if name is not None})
     if len(names) < 2:
         raise InvalidInput(
             f"labels need at least 2 classes of images, got {len(names)} in {images}",
-            remedy="put the images of each class into a folder of its own",
+            remedy="put the images of each class into a separate folder",
         )
     if parts := parts_of_classes(names):
         first = min(parts)
         raise InvalidInput(
-            f"{describe_parts(images, parts)}, and would make {len(names)} classes",
-            remedy=f"label one part alone, such as {images.rstrip('/')}/{first}; in `mlcd evaluate`"
+            f"{describe_parts(images, parts)}, which would make {len(names)} classes",
+            remedy=f"label a single part, such as {images.rstrip('/')}/{first}; in `mlcd evaluate`"
             f" {propose_parts(images, parts)}",
         )
-    number = {name: index for index, name in enumerate(names)}
+    class_ids = {name: index for index, name in enumerate(names)}
 
     def class_of(entry: Entry) -> list[tuple[int, float]]:
-        return [] if entry.class_name is None else [(number[entry.class_name], 1.0)]
+        return [] if entry.class_name is None else [(class_ids[entry.class_name], 1.0)]
 
     facts = {"of": "classes"}
     return label_by(source, class_of, names, out, top=1, facts=facts, reporter=reporter)
@@ -72,13 +72,13 @@ def label_by(
     facts: dict[str, Any],
     reporter: Reporter,
 ) -> Artifact:
-    """Labels each image with what `labels_of` returns for it, at most `top` ids of `names`.
+    """Labels each image with the ids that `labels_of` returns for it, at most `top`.
 
-    Rows may differ in length, such as the tokens of captions. facts: what the ids rest on, for the
-    manifest, which identifies the labels. A rerun after a crash makes the missing parts.
+    names: name of each label id. facts: what else the labels depend on; part of the request's
+    identity in the manifest. A rerun after a crash makes only the missing parts.
     """
     check_source(source, out)
-    config = {"num_centers": len(names), "top": top, "names_digest": _digest(names), **facts}
+    config = {"num_centers": len(names), "top": top, "names_digest": _digest_names(names), **facts}
     request = Request("labels", config, (images_parent(source, out),))
     if (done := find_published(out, request)) is not None:
         return done
@@ -87,7 +87,7 @@ def label_by(
         num_rows = 0
         for part in parts:
             entries = source.entries[part * PART_ENTRIES : (part + 1) * PART_ENTRIES]
-            num_rows += _make(draft, part, source, list(entries), labels_of, top)
+            num_rows += _write_labels(draft, part, source, list(entries), labels_of, top)
             meter.advance(len(entries))
         errors = merge_errors(draft, parts, source.problems)
         if num_rows == 0:
@@ -97,7 +97,7 @@ def label_by(
         return draft.publish(summary=summary)
 
 
-def _make(
+def _write_labels(
     draft: Draft,
     part: int,
     source: Source,
@@ -105,7 +105,7 @@ def _make(
     labels_of: LabelsOf,
     top: int,
 ) -> int:
-    """Writes one part, and returns its number of readable images."""
+    """Writes one part unless it is there, and returns its number of readable images."""
     rows: list[tuple[Entry, bytes]] = []
     rejected: list[dict[str, str]] = []
     for entry in entries:
@@ -125,5 +125,5 @@ def _make(
     return len(rows)
 
 
-def _digest(names: Sequence[str]) -> str:
+def _digest_names(names: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(names).encode()).hexdigest()

@@ -1,5 +1,5 @@
-"""The inputs of labels: an embeddings artifact, or images that are embedded on the way; both come
-part by part.
+"""The inputs of labels: an embeddings artifact, or images that are embedded first; both are read in
+parts.
 """
 
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ from mlcd.types import Embeddings, Fingerprint, SampleKey
 class LabelRows:
     """One part of an input.
 
-    embeddings: float32 [n, D], with the keys and image digests of the n rows. errors: of the images
-    without a row.
+    embeddings: float32 [n, D]. keys, image_sha256: of the n rows. errors: key, reason and detail of
+    each image without a row.
     """
 
     embeddings: Embeddings
@@ -45,7 +45,7 @@ class LabelRows:
 class LabelInput(Protocol):
     """Rows to label, in parts that can be read in any order and by any process."""
 
-    # the name for people
+    # shown in messages
     name: str
 
     @property
@@ -53,7 +53,7 @@ class LabelInput(Protocol):
 
     @property
     def config(self) -> dict[str, Any]:
-        """Returns what the result's identity owes to the way the rows are made."""
+        """Returns the settings that affect the rows, for the identity of the request."""
         ...
 
     @property
@@ -64,11 +64,11 @@ class LabelInput(Protocol):
     def parent(self, out: Path) -> Parent: ...
 
     def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
-        """Announces that these parts will be read, in this order."""
+        """Prefetches these parts, which will be read in this order."""
         ...
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
-        """Reads one part. on_done: is called repeatedly with the amount that is read."""
+        """Reads one part. on_done: called repeatedly with (images done, errors so far)."""
         ...
 
     def close(self) -> None: ...
@@ -99,21 +99,21 @@ class EmbeddingsInput:
         return self.embeddings.artifact.as_parent_of(out, "embeddings")
 
     def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
-        del parts  # reading takes no time beside the scan
+        del parts  # reading takes little time compared to the scan
         return nullcontext()
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
-        del on_done  # reading takes no time beside the scan
+        del on_done  # reading takes little time compared to the scan
         block = self.blocks[part]
         rows, (keys, image_sha256) = self.embeddings.read(block), self.embeddings.read_keys(block)
-        _check_directions(rows, block.start, keys)
+        _check_rows(rows, block.start, keys)
         return LabelRows(rows, keys, image_sha256, [])
 
     def close(self) -> None: ...
 
 
 class ImagesInput:
-    """The `LabelInput` protocol over images, embedded as `mlcd embed` does it."""
+    """The `LabelInput` protocol over images, embedded in the same way as by `mlcd embed`."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class ImagesInput:
         num_threads: int,
         in_flight: int = 1,
     ) -> None:
-        """part_entries: None for `choose_part_entries`. num_threads: those that decode. in_flight:
-        see `encode_entries`.
+        """part_entries: images per part; None uses `choose_part_entries`. num_threads: number of
+        decoding threads. in_flight: see `encode_entries`.
         """
         self.source = source
         self.name = source.location
@@ -134,7 +134,7 @@ class ImagesInput:
         self._num_threads, self._in_flight = num_threads, in_flight
 
     def of(self, source: Source) -> "ImagesInput":
-        """Returns the input over another source, embedded in the same way."""
+        """Returns an input over `source` with the same encoder and settings."""
         return ImagesInput(
             source,
             self._encoder,
@@ -184,11 +184,11 @@ class ImagesInput:
         self._encoder.close()
 
 
-def _check_directions(rows: Embeddings, start: int, keys: list[SampleKey]) -> None:
-    """Raises InvalidInput naming the first row without a direction; rows are numbered from `start`
-    on.
-    """
-    squares = np.einsum("nd,nd->n", rows, rows)
-    for row in np.flatnonzero(~np.isfinite(squares) | (squares == 0))[:1].tolist():
-        why = "has norm 0" if squares[row] == 0 else "holds NaN or Inf"
-        raise InvalidInput(f"embeddings row {start + row} ({keys[row]}) {why}", remedy="remove it")
+def _check_rows(rows: Embeddings, start: int, keys: list[SampleKey]) -> None:
+    """Raises InvalidInput naming the first row that is zero or not finite. start: id of row 0."""
+    squared_norms = np.einsum("nd,nd->n", rows, rows)
+    for row in np.flatnonzero(~np.isfinite(squared_norms) | (squared_norms == 0))[:1].tolist():
+        why = "has norm 0" if squared_norms[row] == 0 else "holds NaN or Inf"
+        raise InvalidInput(
+            f"embeddings row {start + row} ({keys[row]}) {why}", remedy="remove this row"
+        )

@@ -1,4 +1,4 @@
-"""The labels of rows or images that were added to their source since it was labeled."""
+"""Labels rows or images that were added to a source since it was labeled."""
 
 import shutil
 from collections.abc import Sequence
@@ -24,59 +24,60 @@ from mlcd.progress import Reporter
 
 
 def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact:
-    """Adds labels of the rows that `mlcd embed --append` has added, or of the images that the
-    source has gained; existing labels stay.
+    """Adds labels of rows that `mlcd embed --append` has added, or of images that the source has
+    gained; existing labels stay.
 
-    Images that could not be used before are tried again. Killed at any moment, the labels are in
-    their old or their new state, and the same call continues. Raises ConfigInvalid for labels that
-    cannot be added to, Conflict where they were made from other input or settings.
+    Images that could not be used before are tried again. If the call is killed, the labels are in
+    their old or their new state, and a repeated call resumes. Raises ConfigInvalid for approximate
+    labels, Conflict for labels made from other input or settings.
     """
     if options.mode != "exact":
         raise ConfigInvalid(
-            "approximate labels are audited as a whole", remedy="label to another output"
+            "adding needs exact labels, got approximate ones, which are audited as a whole",
+            remedy="label everything to another output",
         )
     labels = open_artifact(out, "labels", verify_files=False)
-    # jobs may add a column, and cut images into parts of another size
+    # a job may have added the column of embeddings and used parts of another size
     options = replace(
         options,
         embeddings=labels.config.get("embeddings", False),
         part_entries=labels.config.get("part_entries"),
     )
     with open_labeling(options, out, num_threads=available_cores()) as labeling:
-        first = sum(name.startswith("part-") for name in labels.files)
+        first_part = sum(name.startswith("part-") for name in labels.files)
         if isinstance(labeling.rows, ImagesInput):
-            return _add_images(labels, labeling, labeling.rows, first, reporter)
+            return _add_images(labels, labeling, labeling.rows, first_part, reporter)
         assert isinstance(labeling.rows, EmbeddingsInput)
         embeddings = labeling.rows.embeddings
-        if _was_made_from(labels, embeddings, labeling):
+        if _covers_all_rows(labels, embeddings, labeling):
             return labels
-        if first == len(labeling.sizes):  # none of the added images could be used
+        if first_part == len(labeling.sizes):  # none of the added images could be used
             return labels
-        return _add(labels, embeddings, labeling, first, reporter)
+        return _add_rows(labels, embeddings, labeling, first_part, reporter)
 
 
 class _NewImages:
-    """The `LabelInput` protocol over images without labels. first: their first part's number."""
+    """The `LabelInput` protocol over images without labels; their parts start at `first_part`."""
 
-    def __init__(self, images: ImagesInput, new: ImagesInput, first: int) -> None:
+    def __init__(self, images: ImagesInput, new: ImagesInput, first_part: int) -> None:
         self.name, self.fingerprint, self.config = images.name, images.fingerprint, images.config
-        self.sizes = [0] * first + new.sizes
-        self._new, self._first = new, first
+        self.sizes = [0] * first_part + new.sizes
+        self._new, self._first_part = new, first_part
 
     def parent(self, out: Path) -> Parent:
         return self._new.parent(out)
 
     def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
-        return self._new.ahead([part - self._first for part in parts])
+        return self._new.ahead([part - self._first_part for part in parts])
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
-        return self._new.read(part - self._first, on_done)
+        return self._new.read(part - self._first_part, on_done)
 
     def close(self) -> None: ...
 
 
 def _add_images(
-    labels: Artifact, labeling: Labeling, images: ImagesInput, first: int, reporter: Reporter
+    labels: Artifact, labeling: Labeling, images: ImagesInput, first_part: int, reporter: Reporter
 ) -> Artifact:
     _check_made_from_images(labels, labeling)
     table = LabelTable(labels)
@@ -84,10 +85,10 @@ def _add_images(
     if not new_keys:
         return labels
     source = images.source.only(pa.chunked_array([pa.array(new_keys, pa.large_string())]))
-    rows = _NewImages(images, images.of(source), first)
+    rows = _NewImages(images, images.of(source), first_part)
     adding = Labeling(labeling.options, rows, labeling.centers, labeling.search, labeling.request)
-    parts = range(first, len(rows.sizes))
-    with open_addition(labels, labeling.request.parents, first) as addition:
+    parts = range(first_part, len(rows.sizes))
+    with open_addition(labels, labeling.request.parents, first_part) as addition:
         draft = addition.draft
         missing = [part for part in parts if not adding.has(draft, part)]
         done = len(new_keys) - sum(rows.sizes[part] for part in missing)
@@ -95,7 +96,7 @@ def _add_images(
             for part in missing:
                 adding.make(draft, part, lambda _done, _errors: None)
                 meter.advance(rows.sizes[part])
-        errors = merge_errors(draft, parts, images.source.problems, errors_name_from(first))
+        errors = merge_errors(draft, parts, images.source.problems, errors_name_from(first_part))
         num_rows = _count_rows(draft, parts)
         if not num_rows:  # the same images failed again
             addition.discard()
@@ -116,22 +117,22 @@ def _check_made_from_images(labels: Artifact, labeling: Labeling) -> None:
         or "images" not in parents_before
         or parents_before["images"].path != parents_now["images"].path
     ):
-        raise _other_input(labels)
+        raise _other_input_error(labels)
 
 
 def _count_rows(draft: Draft, parts: range) -> int:
     return sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in parts)
 
 
-def _add(
+def _add_rows(
     labels: Artifact,
     embeddings: EmbeddingsArtifact,
     labeling: Labeling,
-    first: int,
+    first_part: int,
     reporter: Reporter,
 ) -> Artifact:
-    parts = range(first, len(labeling.sizes))
-    with open_addition(labels, labeling.request.parents, first) as addition:
+    parts = range(first_part, len(labeling.sizes))
+    with open_addition(labels, labeling.request.parents, first_part) as addition:
         draft = addition.draft
         missing = [part for part in parts if not labeling.has(draft, part)]
         total, num_missing = (
@@ -141,7 +142,7 @@ def _add(
             for part in missing:
                 labeling.make(draft, part, lambda _done, _errors: None)
                 meter.advance(labeling.sizes[part])
-        with draft.write(errors_name_from(first)) as path:
+        with draft.write(errors_name_from(first_part)) as path:
             shutil.copyfile(embeddings.errors_file, path)
         num_rows = _count_rows(draft, parts)
         totals = _add_counts(labels.summary, labeling.search.summary(draft, parts))
@@ -150,37 +151,37 @@ def _add(
         )
 
 
-def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling) -> bool:
-    """Tells whether the labels cover all rows. Raises Conflict where they were made from other
-    input.
+def _covers_all_rows(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: Labeling) -> bool:
+    """Returns whether the labels cover all rows. Raises Conflict if they were made from other input
+    or settings.
     """
     digests_before = {parent.role: parent.digest for parent in labels.parents}
     digests_now = {parent.role: parent.digest for parent in labeling.request.parents}
     config = {name: value for name, value in labels.config.items() if name != GROWN}
-    alike = (
+    same_settings = (
         config == dict(labeling.request.config)
         and digests_before.get("centers") == digests_now["centers"]
     )
-    is_same = digests_before.get("embeddings") == digests_now["embeddings"]
-    if not alike or not (
-        is_same
+    same_embeddings = digests_before.get("embeddings") == digests_now["embeddings"]
+    if not same_settings or not (
+        same_embeddings
         or first_part_after(embeddings.artifact, digests_before.get("embeddings", "")) is not None
     ):
-        raise _other_input(labels)
-    return is_same
+        raise _other_input_error(labels)
+    return same_embeddings
 
 
-def _other_input(labels: Artifact) -> Conflict:
+def _other_input_error(labels: Artifact) -> Conflict:
     return Conflict(
-        f"{labels.path} holds labels made from other input or settings",
-        remedy="give the input, centers and options that it was made with, or another output",
+        f"{labels.path} contains labels made from other input or settings",
+        remedy="give the input, centers and options of these labels, or another output",
     )
 
 
 def _add_counts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Adds up the counts of two summaries of exact labels."""
+    """Returns `old` with the counts of `new` added; both are summaries of exact labels."""
     scans = old["scan"], new["scan"]
     levels = {name: sum(scan[name] for scan in scans) for name in scans[0] if name != "products"}
     products = sorted({product for scan in scans for product in scan["products"]})
-    counted = {name: old[name] + new[name] for name in new if name != "scan"}
-    return {**old, **counted, "scan": {"products": products, **levels}}
+    counts = {name: old[name] + new[name] for name in new if name != "scan"}
+    return {**old, **counts, "scan": {"products": products, **levels}}

@@ -1,7 +1,7 @@
-"""The search for labels, exact or approximate with an audit.
+"""Searches the labels of a part: exactly, or approximately with an audit.
 
-Notes of both stay in the draft until it is published. They are hidden files and no part of the
-artifact, so that the labels' digest does not depend on the arithmetic.
+Both write a note for each part, which the summary adds up. Notes are hidden files of the draft and
+no part of the artifact, so the digest of the labels does not depend on the arithmetic.
 """
 
 import hashlib
@@ -29,28 +29,26 @@ _CELLS: Final = (".cells.npy", ".cell-of-center.npy")
 
 
 class LabelSearch(Protocol):
-    """A search that finds the labels of a part."""
+    """Finds the labels of a part."""
 
-    # the part of the result's identity that depends on the search
+    # settings of the search, for the identity of the request
     config: dict[str, Any]
 
     def prepare(self, draft: Draft) -> None:
-        """Makes what every part needs, once before the first."""
+        """Prepares the search; called once, before the first part."""
         ...
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        """Returns the labels of unit rows as the model gives them, and leaves a note of
-        the search.
-        """
+        """Returns the labels of unit rows, mean not subtracted; writes a note on the search."""
         ...
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
-        """Sums up the notes of these parts."""
+        """Returns the summary of the notes of these parts."""
         ...
 
 
 class ExactSearch:
-    """The `LabelSearch` protocol by the certified scan."""
+    """The `LabelSearch` protocol with the certified scan."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class ExactSearch:
         threshold: float | None,
         scan: BlockedScan | None = None,
     ) -> None:
-        """scan: that of centers which are not in memory together; None for those in memory."""
+        """scan: scan over blocks of centers; None if all centers are in memory."""
         self.config: dict[str, Any] = {"mode": "exact"}
         self._centers, self._top, self._threshold = centers, top, threshold
         self._blocked = scan
@@ -72,21 +70,23 @@ class ExactSearch:
     def prepare(self, draft: Draft) -> None: ...
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        num_labels = _num_labels(self._top, self._threshold)
+        num_labels = _num_to_search(self._top, self._threshold)
         rows = self._centers.align(embeddings)
-        neighbors = self._scan.nearest(rows, num_labels, _least(self._threshold)).as_cosines()
+        neighbors = self._scan.nearest(
+            rows, num_labels, _lowest_product(self._threshold)
+        ).as_cosines()
         assert neighbors.scan is not None
         draft.write_json(
             _note_name(part), asdict(neighbors.scan) | _count_truncated(neighbors, self._top)
         )
-        return _first(neighbors, self._top)
+        return _keep_top(neighbors, self._top)
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
-        """Counts the arithmetics of the parts' scans, and the rows that each level settled."""
+        """Returns the arithmetics that the scans used, and the number of rows settled per level."""
         notes = [_read_note(draft, part) for part in parts]
         products = sorted({note["products"] for note in notes})
         levels = {level: sum(note[level] for note in notes) for level in _LEVELS}
-        return {"scan": {"products": products, **levels}, **_all_truncated(notes, self._threshold)}
+        return {"scan": {"products": products, **levels}, **_sum_truncated(notes, self._threshold)}
 
 
 def _note_name(part: int) -> str:
@@ -98,18 +98,18 @@ def _read_note(draft: Draft, part: int) -> dict[str, Any]:
     return note
 
 
-def _num_labels(top: int, threshold: float | None) -> int:
-    """Returns the number of labels to look for: with a threshold one more than is kept, to see
-    whether a row has more.
+def _num_to_search(top: int, threshold: float | None) -> int:
+    """Returns the number of labels to search: one more than `top` with a threshold, to see whether
+    a row has more.
     """
     return top if threshold is None else top + 1
 
 
-def _least(threshold: float | None) -> float | None:
+def _lowest_product(threshold: float | None) -> float | None:
     return None if threshold is None else least_product(threshold)
 
 
-def _first(neighbors: Neighbors, top: int) -> Neighbors:
+def _keep_top(neighbors: Neighbors, top: int) -> Neighbors:
     return Neighbors(neighbors.ids[:, :top], neighbors.scores[:, :top], neighbors.scan)
 
 
@@ -117,17 +117,17 @@ def _count_truncated(neighbors: Neighbors, top: int) -> dict[str, int]:
     return {_TRUNCATED: int((neighbors.ids[:, top:] >= 0).sum())}
 
 
-def _all_truncated(notes: list[dict[str, Any]], threshold: float | None) -> dict[str, int]:
-    """Counts the rows that have more centers above the threshold than are kept."""
+def _sum_truncated(notes: list[dict[str, Any]], threshold: float | None) -> dict[str, int]:
+    """Returns the number of rows that have more than `top` centers above the threshold."""
     return {} if threshold is None else {_TRUNCATED: sum(note[_TRUNCATED] for note in notes)}
 
 
 class ApproximateSearch:
-    """The `LabelSearch` protocol by cells of centers.
+    """The `LabelSearch` protocol with cells of centers.
 
-    The number of probes, unless given, is the smallest that finds enough in one sample of rows. A
-    second sample, drawn by the hash of the keys like the first, is the audit. Neither depends on
-    the order of the work.
+    Without `probes`, the number of probed cells is the smallest with sufficient recall on a sample
+    of rows. The audit measures the recall on a second sample. Both are drawn by the hash of the
+    keys, so they do not depend on the order of the work.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ApproximateSearch:
             with draft.write(name) as path, path.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
         scan = ApproximateScan(self._centers.vectors, cells)
-        rows = self._centers.align(_sample(self._rows, 2 * _AUDITED_ROWS))
+        rows = self._centers.align(_draw_sample(self._rows, 2 * _AUDITED_ROWS))
         exact = CenterScan(self._centers.vectors).nearest(rows, self._top).ids
         tuning, audited = slice(0, None, 2), slice(1 if len(rows) > 1 else 0, None, 2)
         probes = self._probes or fewest_probes(scan, rows[tuning], exact[tuning])
@@ -163,16 +163,19 @@ class ApproximateSearch:
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
         scan, probes = self._open(draft)
-        num_labels = _num_labels(self._top, self._threshold)
+        num_labels = _num_to_search(self._top, self._threshold)
         neighbors = scan.nearest(
-            self._centers.align(embeddings), num_labels, _least(self._threshold), probes=probes
+            self._centers.align(embeddings),
+            num_labels,
+            _lowest_product(self._threshold),
+            probes=probes,
         ).as_cosines()
         draft.write_json(_note_name(part), _count_truncated(neighbors, self._top))
-        return _first(neighbors, self._top)
+        return _keep_top(neighbors, self._top)
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
         notes = [_read_note(draft, part) for part in parts]
-        return {"audit": _read_audit(draft), **_all_truncated(notes, self._threshold)}
+        return {"audit": _read_audit(draft), **_sum_truncated(notes, self._threshold)}
 
     def _open(self, draft: Draft) -> tuple[ApproximateScan, int]:
         if self._prepared is None:
@@ -189,25 +192,23 @@ def _read_audit(draft: Draft) -> dict[str, Any]:
     return facts
 
 
-def _sample(rows: EmbeddingsInput, num: int) -> Embeddings:
-    """Returns at most `num` rows, [n, D], those whose keys have the smallest hashes, in
-    that order.
-    """
-    hashes, row_numbers = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+def _draw_sample(rows: EmbeddingsInput, num: int) -> Embeddings:
+    """Returns the `num` rows whose keys have the smallest hashes, in order of the hash, [n, D]."""
+    hashes, row_ids = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for block in rows.blocks:
         keys, _ = rows.embeddings.read_keys(block)
-        hashes = np.concatenate([hashes, _hashes(keys)])
-        row_numbers = np.concatenate([row_numbers, block.start + np.arange(block.num_rows)])
+        hashes = np.concatenate([hashes, _hash_keys(keys)])
+        row_ids = np.concatenate([row_ids, block.start + np.arange(block.num_rows)])
         chosen = np.argsort(hashes, kind="stable")[:num]
-        hashes, row_numbers = hashes[chosen], row_numbers[chosen]
-    sampled = np.empty((len(row_numbers), rows.embeddings.dimension), np.float32)
+        hashes, row_ids = hashes[chosen], row_ids[chosen]
+    sampled = np.empty((len(row_ids), rows.embeddings.dimension), np.float32)
     for block in rows.blocks:
-        inside = (row_numbers >= block.start) & (row_numbers < block.start + block.num_rows)
+        inside = (row_ids >= block.start) & (row_ids < block.start + block.num_rows)
         if inside.any():
-            sampled[inside] = rows.embeddings.read(block)[row_numbers[inside] - block.start]
+            sampled[inside] = rows.embeddings.read(block)[row_ids[inside] - block.start]
     return sampled
 
 
-def _hashes(keys: list[SampleKey]) -> NDArray[np.uint64]:
+def _hash_keys(keys: list[SampleKey]) -> NDArray[np.uint64]:
     digests = b"".join(hashlib.sha256(key.encode()).digest()[:8] for key in keys)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

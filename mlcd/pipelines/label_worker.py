@@ -1,6 +1,4 @@
-"""The worker `python -m mlcd.pipelines.label_worker`, which makes parts of labels for its parent
-process.
-"""
+"""The process `python -m mlcd.pipelines.label_worker`, which makes parts of labels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from mlcd.pipelines.workers import serve_as_worker
 def work(task: dict[str, Any], on_progress: Callable[[int, int], None]) -> None:
     """Makes every part that no other worker makes.
 
-    The draft is not entered: the parent holds its lock, and the workers only write.
+    The draft is not entered as a context: the parent process holds its lock.
     """
     out = Path(task["out"])
     with open_labeling(
@@ -24,7 +22,8 @@ def work(task: dict[str, Any], on_progress: Callable[[int, int], None]) -> None:
     ) as labeling:
         if labeling.identity != task["identity"]:
             raise Conflict(
-                f"the input of {out} changed meanwhile", remedy="give another output directory"
+                f"the input of {out} changed since the command started",
+                remedy="give another output directory",
             )
         make_parts(labeling, Draft(out, labeling.request), wait=False, on_progress=on_progress)
 

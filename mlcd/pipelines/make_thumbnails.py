@@ -1,4 +1,4 @@
-"""The thumbnails of a collection's items, made from the images behind its embeddings."""
+"""Makes thumbnails for the items of a collection from the images of its embeddings."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -21,15 +21,16 @@ from mlcd.images.thumbnail import DEFAULT_SIDE, Thumbnail
 from mlcd.models.runs import parent_path
 from mlcd.progress import Stages
 
-_BATCH: Final = 256
+_BATCH_IMAGES: Final = 256
 
 
 @dataclass(frozen=True)
 class MadeThumbnails:
-    """The outcome of a run.
+    """The result of a run.
 
-    items: number with a thumbnail now. unusable: images that cannot be shown. missing: items that
-    lack a thumbnail because the source lacks their image. full: the collection takes no more bytes.
+    items: number of items with a thumbnail now. unusable: number of images that cannot be decoded.
+    missing: number of items without a thumbnail whose image the source lacks. full: whether the
+    limit of bytes was reached.
     """
 
     items: int
@@ -39,10 +40,10 @@ class MadeThumbnails:
 
 
 def open_images(source: str | Path, images: str | None) -> Source | None:
-    """Opens the images that embeddings were made from: those given, or those that the embeddings
-    name. Returns None where nothing names any, as for a collection.
+    """Opens the images at `images`, or else the images that the embeddings were made from. Returns
+    None if neither is known, such as for a collection.
 
-    Raises NotFound where they are not where they were.
+    Raises NotFound if the images of the embeddings have moved.
     """
     if images is not None:
         return open_source(images)
@@ -56,7 +57,7 @@ def open_images(source: str | Path, images: str | None) -> Source | None:
     location = parent_path(artifact, parents[0])
     if location is None:
         raise NotFound(
-            f"the images of {source} are not at {_name_of(parents[0])} any more",
+            f"the images of {source} are no longer at {_name_of(parents[0])}",
             remedy="run the command again with --images",
         )
     return open_source(location)
@@ -65,32 +66,32 @@ def open_images(source: str | Path, images: str | None) -> Source | None:
 def make_thumbnails(
     out: str, source: Source, reporter: Stages, *, side: int = DEFAULT_SIDE, max_bytes: int
 ) -> MadeThumbnails:
-    """Makes the thumbnails that items of the collection at `out` lack; an item's id is the key of
-    its image.
+    """Makes the missing thumbnails of the collection at `out`; an item's id is its image's key.
 
-    It continues where an earlier attempt was stopped. max_bytes: bytes of all thumbnails of a
-    collection in a folder.
+    A repeated call resumes. max_bytes: limit on all thumbnails of a collection in a folder, bytes.
     """
     with _open_collection(out, max_bytes) as collection:
-        lacking = set(collection.without_thumbnail())
-        entries = [entry for entry in source.entries if entry.key in lacking] if lacking else []
+        missing_ids = set(collection.without_thumbnail())
+        entries = (
+            [entry for entry in source.entries if entry.key in missing_ids] if missing_ids else []
+        )
         unusable, batch = 0, dict[str, Thumbnail]()
         with reporter.stage("thumbnails", len(entries)) as meter:
             thumbnails = thumbnails_all(source, entries, side=side, num_threads=available_cores())
-            for num, (entry, picture) in enumerate(thumbnails, 1):
-                if picture is None:
+            for num, (entry, thumbnail) in enumerate(thumbnails, 1):
+                if thumbnail is None:
                     unusable += 1
                 else:
-                    batch[entry.key] = picture
-                if len(batch) >= _BATCH or num == len(entries):
+                    batch[entry.key] = thumbnail
+                if len(batch) >= _BATCH_IMAGES or num == len(entries):
                     collection.add_thumbnails(batch)
                     batch = {}
                     if not collection.takes_thumbnails:
                         break
-                meter.advance(1, errors=int(picture is None))
+                meter.advance(1, errors=int(thumbnail is None))
         items = len(collection) - len(collection.without_thumbnail())
         return MadeThumbnails(
-            items, unusable, len(lacking) - len(entries), not collection.takes_thumbnails
+            items, unusable, len(missing_ids) - len(entries), not collection.takes_thumbnails
         )
 
 

@@ -1,4 +1,4 @@
-"""The naming of a clustering's centers, by hand or from evidence."""
+"""Names the centers of a clustering, by hand or from evidence."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,10 +21,10 @@ from mlcd.naming.terms import MemberTerms
 
 @dataclass(frozen=True)
 class Naming:
-    """The result of a naming.
+    """The result of naming centers.
 
-    num_changed: centers that have another name now. num_named: those of `num_centers` that have a
-    name. evidence: the file that tells why, where the names rest on evidence.
+    num_changed: number of centers whose name changed. num_named: number of centers with a name.
+    evidence: name of the file with the reasons; None without.
     """
 
     digest: str
@@ -36,10 +36,11 @@ class Naming:
 
 @dataclass(frozen=True)
 class Members:
-    """Members of clusters, with what names can be made of.
+    """Members of clusters, with the terms that can become names.
 
-    terms: N members. assignment: int [N], the center of each. shown: what evidence shows of each
-    member, or None. made_of: the facts that identify all this.
+    terms: terms of N members. assignment: int [N], center of each member. score: function that
+    scores terms. made_of: facts that identify the input, for the evidence. shown: what the evidence
+    shows of each member, or None.
     """
 
     terms: MemberTerms
@@ -50,20 +51,21 @@ class Members:
 
 
 def set_names(path: Path, file: Path) -> Naming:
-    """Gives the centers at `path` the names in `file`; other centers keep their names."""
+    """Gives centers at `path` the names in `file`; centers not in the file keep their names."""
     artifact, centers = open_centers(path)
     changes = read_names_file(file, len(centers.sizes), digest=artifact.digest)
-    return _naming(artifact, *change_names(artifact, lambda names: names.set_by_hand(changes)))
+    return _summarize_change(
+        artifact, *change_names(artifact, lambda names: names.set_by_hand(changes))
+    )
 
 
 def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
-    """Names the centers at `path` by their members; names that people gave stay.
+    """Names the centers at `path` by their members; names that users gave stay.
 
-    Writes the evidence first and then the names, which point at it. The same members give the same
-    bytes.
+    Writes the evidence, then the names, which refer to it. The same members give the same bytes.
     """
     artifact, centers = open_centers(path)
-    _check_share(least_share)
+    _check_least_share(least_share)
     cluster_names = name_clusters(
         members.terms,
         members.assignment,
@@ -73,10 +75,10 @@ def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
     )
     made_of = {**members.made_of, "least_share": least_share, "shuffles": SHUFFLES}
     evidence = NameEvidence(
-        made_of, [_record(cluster_name, members.shown) for cluster_name in cluster_names]
+        made_of, [_to_record(cluster_name, members.shown) for cluster_name in cluster_names]
     )
     file = write_evidence(artifact, evidence)
-    return _naming(
+    return _summarize_change(
         artifact, *change_names(artifact, lambda names: names.set_from(file, evidence.names))
     )
 
@@ -86,33 +88,33 @@ def open_centers(path: Path) -> tuple[Artifact, Centers]:
     return artifact, Centers.read(artifact)
 
 
-def _naming(artifact: Artifact, before: GivenNames, since: GivenNames) -> Naming:
+def _summarize_change(artifact: Artifact, before: GivenNames, after: GivenNames) -> Naming:
     return Naming(
         artifact.digest,
-        sum(old != new for old, new in zip(before.names, since.names, strict=True)),
-        sum(name is not None for name in since.names),
-        len(since.names),
-        since.evidence,
+        sum(old != new for old, new in zip(before.names, after.names, strict=True)),
+        sum(name is not None for name in after.names),
+        len(after.names),
+        after.evidence,
     )
 
 
-def _check_share(least_share: float) -> None:
+def _check_least_share(least_share: float) -> None:
     if not 0 <= least_share <= 1:
         raise InvalidInput(f"the least share must be in [0, 1], got {least_share:g}")
 
 
 def nearest_others(centers: Centers) -> NDArray[np.int64]:
-    """Returns the nearest other center of each, [K]; -1 for one alone."""
+    """Returns the nearest other center of each center, [K]; -1 if there is only one center."""
     num = len(centers.vectors)
     center_ids = CenterScan(centers.vectors).nearest(centers.vectors, 2).ids
-    itself = center_ids == np.arange(num)[:, None]
-    itself[~itself.any(axis=1), 1] = True  # its equals have lower ids
-    nearest: NDArray[np.int64] = center_ids[~itself].astype(np.int64)
+    is_self = center_ids == np.arange(num)[:, None]
+    is_self[~is_self.any(axis=1), 1] = True  # centers with equal vectors and lower ids came first
+    nearest: NDArray[np.int64] = center_ids[~is_self].astype(np.int64)
     return nearest
 
 
-def _record(cluster_name: ClusterName, shown: list[dict[str, str]] | None) -> dict[str, Any]:
-    """Returns the evidence for a name in the form of its file."""
+def _to_record(cluster_name: ClusterName, shown: list[dict[str, str]] | None) -> dict[str, Any]:
+    """Returns the evidence for a name as a record of the evidence file."""
     record = asdict(cluster_name)
     typical = record.pop("typical")
     if shown is not None:

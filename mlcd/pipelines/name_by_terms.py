@@ -1,4 +1,4 @@
-"""The naming of centers without a text tower: by captions, or by a field of a collection."""
+"""Names centers without a text tower: by captions, or by a metadata field of a collection."""
 
 import logging
 from pathlib import Path
@@ -23,7 +23,7 @@ from mlcd.types import Embeddings, Neighbors
 
 _log = logging.getLogger(__name__)
 
-_SHOWN_CAPTION: Final = 200  # characters
+_SHOWN_CAPTION: Final = 200  # characters of a caption in the evidence
 
 
 def name_by_captions(
@@ -36,15 +36,15 @@ def name_by_captions(
 ) -> Naming:
     """Names the centers at `path` by the words of their members' captions.
 
-    captions: of keys as in `labels`, which tell the center of each. may_be_unmatched: captions of
-    no labeled image are left out and logged. Raises InvalidInput for labels of other centers, or
-    for captions of no labeled image.
+    captions: captions by image key. labels: labels of these images, for the center of each.
+    may_be_unmatched: skip and log captions without a labeled image. Raises InvalidInput for labels
+    of other centers, and for captions without a labeled image unless those may be unmatched.
     """
     artifact, _ = open_centers(path)
     table = LabelTable.open(labels)
     if table.classes != artifact.digest:
         raise InvalidInput(
-            f"{labels} are not of these centers", remedy=f"label with --centers {path}"
+            f"{labels} must be labels of the centers {path}", remedy=f"label with --centers {path}"
         )
     centers = np.concatenate([ids for ids, _ in table.first_labels()])
     matched = match_keys(captions.keys, table.read_keys(), str(captions.path))
@@ -60,11 +60,11 @@ def name_by_captions(
     ]
     if not captioned:
         raise InvalidInput(
-            f"{captions.path} must hold texts of the images in {labels}, found none of them"
+            f"{captions.path} must contain texts of the images in {labels}, found none"
         )
-    lists = [[term for term in tokens(text) if fits_a_name(term)] for _, text, _ in captioned]
+    term_lists = [[term for term in tokens(text) if fits_a_name(term)] for _, text, _ in captioned]
     members = Members(
-        MemberTerms.of_lists(lists),
+        MemberTerms.of_lists(term_lists),
         np.array([center for _, _, center in captioned]),
         class_tf_idf,
         {
@@ -80,9 +80,9 @@ def name_by_captions(
 def name_by_metadata(
     path: Path, field: str, collection: Path, *, least_share: float = LEAST_SHARE
 ) -> Naming:
-    """Names the centers at `path` by the values of a field among their members in a collection.
+    """Names the centers at `path` by a metadata field of their members in a collection.
 
-    Raises InvalidInput where no item has the field, or the collection is of another model.
+    Raises InvalidInput if no item has the field, or if the collection is of another model.
     """
     artifact, centers = open_centers(path)
     scan = CenterScan(centers.vectors)
@@ -98,29 +98,28 @@ def name_by_metadata(
         column = clusters.searcher.columns.find(field)
         if column is None:
             raise InvalidInput(
-                f"no item of {collection} has the field {field!r}",
-                remedy=f"fields are {', '.join(clusters.searcher.columns.names()) or 'none yet'}",
+                f"an item of {collection} must have the field {field!r}, found none",
+                remedy="give one of its fields:"
+                f" {', '.join(clusters.searcher.columns.names()) or 'none yet'}",
             )
-        lists = _values(clusters, column)
-    terms = MemberTerms.of_lists(lists)
+        term_lists = _read_values(clusters, column)
+    terms = MemberTerms.of_lists(term_lists)
     assignment = np.repeat(np.arange(len(clusters.num_members)), clusters.num_members)
-    facts = {"method": "metadata", "field": field, "items": len(lists)}
+    facts = {"method": "metadata", "field": field, "items": len(term_lists)}
     return name_members(path, Members(terms, assignment, contrast, facts), least_share=least_share)
 
 
-def _values(clusters: Clusters, column: Column) -> list[list[str]]:
-    """Returns the values of each member in the order of the clusters; those that cannot be shown as
-    a name are left out.
-    """
+def _read_values(clusters: Clusters, column: Column) -> list[list[str]]:
+    """Returns the values of each member that can be names; members in the order of the clusters."""
     codes = column.codes(clusters.searcher.num_positions)[clusters.positions].tolist()
     texts = [
-        [text for value in values if (text := _text(value)) and fits_a_name(text)]
+        [text for value in values if (text := _to_text(value)) and fits_a_name(text)]
         for values in column.values
     ]
     return [texts[code] if code >= 0 else [] for code in codes]
 
 
-def _text(value: Scalar) -> str:
+def _to_text(value: Scalar) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else value.strip()

@@ -1,4 +1,4 @@
-"""The naming of centers by words: those of a file, through the text tower of the model."""
+"""Names centers by the words of a file, embedded by the text tower of the model."""
 
 import hashlib
 from contextlib import suppress
@@ -27,10 +27,10 @@ from mlcd.progress import Stages
 from mlcd.text_checks import check_text
 from mlcd.types import Embeddings
 
-if TYPE_CHECKING:  # it needs the package tokenizers
+if TYPE_CHECKING:  # it imports the package tokenizers
     from mlcd.encoders.text_encoder import TextEncoder
 
-_WORDS_AT_ONCE: Final = 64  # between two steps of the progress bar
+_BATCH_WORDS: Final = 64  # between two updates of the progress bar
 
 
 def name_by_words(
@@ -45,8 +45,8 @@ def name_by_words(
 ) -> Naming:
     """Names the centers at `path` by the words nearest to their members.
 
-    embeddings: of the members; those that the centers were made from by default. Raises
-    ArtifactInvalid where they are gone, InvalidInput for another model or a file without words.
+    embeddings: embeddings of the members; by default those that the centers were made from. Raises
+    NotFound if they are missing, InvalidInput for another model or fewer than two usable words.
     """
     members = members_by_words(
         path, words, encoder, reporter, embeddings=embeddings, template_set=template_set
@@ -63,22 +63,22 @@ def members_by_words(
     embeddings: Path | None = None,
     template_set: TemplateSet = "simple",
 ) -> Members:
-    """Returns a sample of the members, each with the words nearest to it."""
+    """Returns a sample of the members, each with its nearest words."""
     artifact, centers = open_centers(path)
     members = open_used_embeddings(artifact, embeddings)
-    for fingerprint, described in (
+    for fingerprint, subject in (
         (encoder.fingerprint, "the words"),
         (members.fingerprint, "the embeddings"),
     ):
         if fingerprint != centers.fingerprint:
             raise InvalidInput(
-                f"{described} are of another model than the centers",
+                f"{subject} must be of the same model as the centers",
                 remedy="give the model that embedded the images",
             )
     vocabulary, rows = _embed_words(words, encoder, template_set, reporter)
-    assignment = _assignment(members, centers)
+    assignment = _assign(members, centers)
     member_rows = draw_members(assignment, len(centers.vectors))
-    best = nearest_words(_read(members, member_rows), rows)
+    nearest = nearest_words(_read_rows(members, member_rows), rows)
     facts = {
         "method": "words",
         "words": {"sha256": words.sha256, "used": len(vocabulary)},
@@ -91,12 +91,12 @@ def members_by_words(
         },
         "embeddings": members.artifact.digest,
     }
-    terms = MemberTerms.of_ranked(vocabulary, best)
+    terms = MemberTerms.of_ranked(vocabulary, nearest)
     return Members(terms, assignment[member_rows], contrast, facts)
 
 
-def _usable_words(words: TextFile) -> list[str]:
-    """Returns the words of a file, each once and in its order; empty lines are skipped."""
+def _select_words(words: TextFile) -> list[str]:
+    """Returns the distinct words of a file in its order, without empty lines."""
     unique_words: dict[str, None] = {}
     for key, text in zip(words.keys, words.texts, strict=True):
         word = text.strip() if isinstance(text, str) else text
@@ -105,8 +105,9 @@ def _usable_words(words: TextFile) -> list[str]:
         checked = check_text(word, max_chars=MAX_NAME)
         if isinstance(checked, TextRejected) or not fits_a_name(checked):
             raise InvalidInput(
-                f"text {key} of {words.path} cannot be a name",
-                remedy=f"give printable text of at most {MAX_NAME} characters",
+                f"a name must be printable text of at most {MAX_NAME} characters, got text {key} of"
+                f" {words.path}",
+                remedy="shorten it, or leave it out",
             )
         unique_words[checked] = None
     return list(unique_words)
@@ -115,16 +116,17 @@ def _usable_words(words: TextFile) -> list[str]:
 def _embed_words(
     words: TextFile, encoder: "TextEncoder", template_set: TemplateSet, reporter: Stages
 ) -> tuple[list[str], Embeddings]:
-    """Returns the words with a row other than zeros, and their rows, [W, D].
+    """Returns the words that the model can embed, and their rows, [W, D].
 
-    Raises InvalidInput where there are fewer than two.
+    Raises InvalidInput for fewer than two such words.
     """
-    vocabulary = _usable_words(words)
+    vocabulary = _select_words(words)
     rows = _load_or_embed(vocabulary, encoder, template_set, reporter)
     usable = np.flatnonzero(rows.any(axis=1))
     if len(usable) < 2:
         raise InvalidInput(
-            f"{words.path} holds fewer than two words that {encoder.name} can embed",
+            f"{words.path} must contain at least two words that {encoder.name} can embed, got"
+            f" {len(usable)}",
             remedy="give more words",
         )
     return [vocabulary[number] for number in usable], rows[usable]
@@ -138,10 +140,10 @@ def _load_or_embed(
 ) -> Embeddings:
     """Returns the rows of all words, [W, D]; zeros for a word that the model cannot embed.
 
-    They are computed once for a model and kept in the user's cache, whatever they name.
+    The rows are cached in the user's cache folder, by model, templates and words.
     """
-    made_of = [encoder.fingerprint, encoder.engine, encoder.precision, template_set, *vocabulary]
-    name = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:32]
+    cache_key = [encoder.fingerprint, encoder.engine, encoder.precision, template_set, *vocabulary]
+    name = hashlib.sha256("\n".join(cache_key).encode()).hexdigest()[:32]
     path = user_cache_path("mlcd", appauthor=False) / "words" / f"{name}.npy"
     with suppress(OSError, ValueError, EOFError):
         rows: Embeddings = np.load(path, allow_pickle=False)
@@ -149,23 +151,25 @@ def _load_or_embed(
             return rows
     blocks = [np.zeros((0, encoder.dimension), np.float32)]
     with reporter.stage("words", len(vocabulary)) as meter:
-        for start in range(0, len(vocabulary), _WORDS_AT_ONCE):
-            batch = vocabulary[start : start + _WORDS_AT_ONCE]
-            blocks.append(_word_rows(batch, encoder, template_set))
+        for start in range(0, len(vocabulary), _BATCH_WORDS):
+            batch = vocabulary[start : start + _BATCH_WORDS]
+            blocks.append(_embed_prompts(batch, encoder, template_set))
             meter.advance(len(batch))
     rows = np.concatenate(blocks)
-    with suppress(OSError):  # a cache that cannot be written only costs time
+    with suppress(OSError):  # without a cache, the rows are computed again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
     return rows
 
 
-def _word_rows(words: list[str], encoder: "TextEncoder", template_set: TemplateSet) -> Embeddings:
-    """Returns the mean row of each word's prompts; zeros where a prompt's row is zeros."""
-    chosen = templates(template_set)
-    prompts = [prompt(template, word) for word in words for template in chosen]
-    rows = encoder.encode(encoder.tokenizer(prompts)).reshape(len(words), len(chosen), -1)
+def _embed_prompts(
+    words: list[str], encoder: "TextEncoder", template_set: TemplateSet
+) -> Embeddings:
+    """Returns the mean row of each word's prompts; zeros if the row of a prompt is zeros."""
+    word_templates = templates(template_set)
+    prompts = [prompt(template, word) for word in words for template in word_templates]
+    rows = encoder.encode(encoder.tokenizer(prompts)).reshape(len(words), len(word_templates), -1)
     word_rows = np.zeros((len(words), rows.shape[2]), np.float32)
     usable = (rows != 0).any(axis=2).all(axis=1)
     if usable.any():
@@ -173,7 +177,7 @@ def _word_rows(words: list[str], encoder: "TextEncoder", template_set: TemplateS
     return word_rows
 
 
-def _assignment(members: EmbeddingsArtifact, centers: Centers) -> NDArray[np.int32]:
+def _assign(members: EmbeddingsArtifact, centers: Centers) -> NDArray[np.int32]:
     """Returns the nearest center of each row, [N]."""
     scan = CenterScan(centers.vectors)
     blocks = [
@@ -183,8 +187,8 @@ def _assignment(members: EmbeddingsArtifact, centers: Centers) -> NDArray[np.int
     return np.concatenate(blocks)
 
 
-def _read(members: EmbeddingsArtifact, rows: NDArray[np.int64]) -> Embeddings:
-    """Returns the rows of these ascending numbers; one block is in memory beside them."""
+def _read_rows(members: EmbeddingsArtifact, rows: NDArray[np.int64]) -> Embeddings:
+    """Returns the rows of these ascending ids, [n, D]; reads one block at a time."""
     blocks = []
     for start, block in members.blocks():
         in_block = rows[slice(*np.searchsorted(rows, [start, start + len(block)]))]

@@ -1,4 +1,4 @@
-"""A model artifact to one that computes in int8 as well, judged on the user's images."""
+"""Adds an int8 graph to a model artifact, and measures it on the user's images."""
 
 import hashlib
 import shutil
@@ -41,10 +41,10 @@ from mlcd.progress import Meter, Reporter
 from mlcd.types import Embeddings, ImageBatch
 
 NUM_IMAGES: Final = 256
-MIN_HELD_OUT: Final = 16  # a mean and a share of fewer say nothing
+MIN_HELD_OUT: Final = 16  # statistics of fewer images are meaningless
 _CENTERS: Final = "centers"
 _INT8_FILES: Final = (INT8_GRAPH, INT8_WEIGHTS)
-_FACTS: Final = "int8_"  # how the names of ours begin in a summary
+_FACT_PREFIX: Final = "int8_"  # of our fields of the summary
 
 
 def quantize_model(
@@ -58,21 +58,20 @@ def quantize_model(
     announce: Callable[[str], None] = lambda _: None,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes the model artifact of `spec` with a graph in int8 beside its own.
+    """Writes the model artifact of `spec` with an int8 graph in addition to its own.
 
-    The fingerprint stays, as it does not depend on the precision. num: most images to calibrate
-    on; as many others, held out by hash of their keys, are measured. centers: the centers whose
-    labels are compared; None takes the model's own, if any.
-    Raises ConfigInvalid, and publishes nothing, where the mean cosine to fp32 is below
-    `min_cosine`.
+    The fingerprint stays, as it does not depend on the precision. num: maximum number of images to
+    calibrate on, and of held-out images to measure on. centers: centers whose labels are compared;
+    None uses the model's own, if any. Raises ConfigInvalid, and publishes nothing, if the mean
+    cosine to fp32 is below `min_cosine`.
     """
     model = _open_model(spec, resolve_model(spec, announce))
     source = open_source(images)
     check_source(source, out)
-    judge = _open_centers(model, centers)
+    label_centers = _open_centers(model, centers)
     parents = [model.as_parent_of(out, "model"), images_parent(source, out)]
-    if centers is not None and judge is not None:
-        parents.append(judge.as_parent_of(out, "centers"))
+    if centers is not None and label_centers is not None:
+        parents.append(label_centers.as_parent_of(out, "centers"))
     config = {**model.config, "int8_images": num}
     request = Request("model", config, tuple(parents), model.fingerprint)
     if (done := find_published(out, request)) is not None:
@@ -81,16 +80,20 @@ def quantize_model(
     check_precision("int8")
     require_nncf()
     with Draft(out, request) as draft:
-        quantization = _Quantization(model, source, None if judge is None else Centers.read(judge))
-        # begins and ends as what a killed writer leaves, which the next attempt removes
+        quantization = _Quantization(
+            model, source, None if label_centers is None else Centers.read(label_centers)
+        )
+        # prefix and suffix mark leftovers of a killed writer, which the next attempt removes
         with TemporaryDirectory(dir=draft.path, prefix=".int8-", suffix=".tmp") as temporary:
             facts = quantization.write(Path(temporary), num, reporter)
             facts.agreement.check(spec, min_cosine)
             for name in _INT8_FILES:
                 with draft.write(name) as path:
                     (Path(temporary) / name).replace(path)
-        _copy(model, draft)
-        summary = {key: value for key, value in model.summary.items() if not key.startswith(_FACTS)}
+        _copy_model(model, draft)
+        summary = {
+            key: value for key, value in model.summary.items() if not key.startswith(_FACT_PREFIX)
+        }
         return draft.publish(summary={**summary, **facts.summary()})
 
 
@@ -98,7 +101,7 @@ def _open_model(spec: str, path: str) -> Artifact:
     if not (Path(path) / MANIFEST).is_file():
         raise ConfigInvalid(
             f"quantization needs an exported model, got {spec}",
-            remedy="give a directory made by `mlcd export`, or weights that it takes",
+            remedy="give a directory made by `mlcd export`, or weights that it accepts",
         )
     model = open_artifact(Path(path), "model")
     if model.fingerprint is None:
@@ -107,21 +110,21 @@ def _open_model(spec: str, path: str) -> Artifact:
 
 
 def _open_centers(model: Artifact, path: Path | None) -> Artifact | None:
-    """Returns the centers at `path`, else the model's own; None without either."""
+    """Returns the centers at `path`, or else the model's own; None without either."""
     if path is None:
         own = _CENTERS in model.children
         return open_artifact(model.path / _CENTERS, _CENTERS) if own else None
     centers = open_artifact(path, _CENTERS)
     if centers.fingerprint != model.fingerprint:
         raise ConfigInvalid(
-            f"{path} are centers of another model",
-            remedy="give centers of embeddings by this one, or leave out --centers",
+            f"{path} and {model.path} must be of the same model",
+            remedy="cluster embeddings of this model, or leave out --centers",
         )
     return centers
 
 
-def _copy(model: Artifact, draft: Draft) -> None:
-    """Copies the model but for an earlier graph in int8."""
+def _copy_model(model: Artifact, draft: Draft) -> None:
+    """Copies the model except an earlier int8 graph."""
     for name in model.files.keys() - {*_INT8_FILES}:
         if not draft.has(name):
             with draft.write(name) as path:
@@ -132,8 +135,9 @@ def _copy(model: Artifact, draft: Draft) -> None:
 
 @dataclass(frozen=True)
 class _Facts:
-    """The facts of a graph in int8 for the manifest: the images that calibrated it, and its
-    agreement.
+    """The facts about an int8 graph for the manifest.
+
+    num, digest: number and digest of the calibration images. agreement: agreement with fp32.
     """
 
     num: int
@@ -150,8 +154,8 @@ class _Facts:
 
 
 @dataclass(frozen=True)
-class _Pixels:
-    """The usable images of a choice: prepared pixels, and the SHA-256 of their files."""
+class _PreparedImages:
+    """The usable images of a set: prepared pixels, and the SHA-256 of their files."""
 
     images: ImageBatch
     sha256: list[bytes]
@@ -161,33 +165,33 @@ class _Pixels:
 
 
 class _Quantization:
-    """A model, the images that calibrate and judge it, and the centers that give labels."""
+    """Quantizes a model with images, and compares its labels by centers, if any."""
 
     def __init__(self, model: Artifact, source: Source, centers: Centers | None) -> None:
         self._model, self._source, self._centers = model, source, centers
         self._spec = PreprocessSpec.read(model.file("preprocess.json"))
 
     def write(self, folder: Path, num: int, reporter: Reporter) -> _Facts:
-        """Writes the graph into `folder`, and measures it as it will be served."""
+        """Writes the int8 graph to `folder`, and measures it in the engine that will serve it."""
         calibration, held_out = choose(self._source.entries, num)
         with reporter.stage("images", len(calibration) + len(held_out)) as meter:
-            calibrated, judged = (
-                self._read(self._source.entries.select(chosen), meter)
-                for chosen in (calibration, held_out)
+            calibration_pixels, held_out_pixels = (
+                self._read(self._source.entries.select(indices), meter)
+                for indices in (calibration, held_out)
             )
         with reporter.stage("quantize", None):
-            graph = quantize_graph(read_onnx(self._model.file(ONNX)), calibrated.images)
+            graph = quantize_graph(read_onnx(self._model.file(ONNX)), calibration_pixels.images)
             write_int8(graph, folder)
-        with reporter.stage("compare", 2 * len(judged.images)) as meter:
-            exact = self._encode("fp32", self._model.path / ONNX, judged.images)
-            meter.advance(len(exact))
-            rounded = self._encode("int8", folder / INT8_GRAPH, judged.images)
-            meter.advance(len(rounded))
-        agreement = compare_rows(exact, rounded, self._centers)
-        return _Facts(len(calibrated.images), calibrated.digest(), agreement)
+        with reporter.stage("compare", 2 * len(held_out_pixels.images)) as meter:
+            fp32_rows = self._encode("fp32", self._model.path / ONNX, held_out_pixels.images)
+            meter.advance(len(fp32_rows))
+            int8_rows = self._encode("int8", folder / INT8_GRAPH, held_out_pixels.images)
+            meter.advance(len(int8_rows))
+        agreement = compare_rows(fp32_rows, int8_rows, self._centers)
+        return _Facts(len(calibration_pixels.images), calibration_pixels.digest(), agreement)
 
-    def _read(self, entries: Entries, meter: Meter) -> _Pixels:
-        """Reads the usable images; raises InvalidInput where they are too few."""
+    def _read(self, entries: Entries, meter: Meter) -> _PreparedImages:
+        """Reads the usable images. Raises InvalidInput for fewer than MIN_HELD_OUT."""
         pixels, sha256 = list[NDArray[np.uint8]](), list[bytes]()
         reading = prepare_all(self._source, entries, self._spec, num_threads=available_cores())
         for done, prepared in enumerate(reading, 1):
@@ -197,11 +201,11 @@ class _Quantization:
             meter.advance(1, errors=done - len(pixels))
         if len(pixels) < MIN_HELD_OUT:
             raise InvalidInput(
-                f"{len(pixels)} of {len(entries)} images of {self._source.location} can be used,"
-                f" fewer than {MIN_HELD_OUT}",
-                remedy="give more images, like those that the model will embed",
+                f"quantization needs {MIN_HELD_OUT} usable images, got {len(pixels)} of the"
+                f" {len(entries)} images of {self._source.location}",
+                remedy="give more images that are typical of the model's input",
             )
-        return _Pixels(np.stack(pixels), sha256)
+        return _PreparedImages(np.stack(pixels), sha256)
 
     def _encode(self, precision: Precision, graph: Path, images: ImageBatch) -> Embeddings:
         read = read_int8 if precision == "int8" else read_onnx
@@ -213,15 +217,15 @@ class _Quantization:
 
 
 def choose(entries: Entries, num: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the images to calibrate on, and others to measure on: at most `num` of each.
+    """Returns the indices of images to calibrate on and to measure on, at most `num` of each.
 
-    Those to measure on are held out in every step: a fifth of each class, by hash of the key, and
-    at least MIN_HELD_OUT. Raises InvalidInput where that leaves too few.
+    The images to measure on are those that every step holds out: a fifth of each class, by hash of
+    the key, and at least MIN_HELD_OUT. Raises InvalidInput for too few images.
     """
     if len(entries) < 2 * MIN_HELD_OUT:
         raise InvalidInput(
-            f"{len(entries)} images are too few to calibrate on some and to measure on others",
-            remedy=f"give at least {2 * MIN_HELD_OUT}",
+            f"quantization needs at least {2 * MIN_HELD_OUT} images, got {len(entries)}",
+            remedy="give more images",
         )
     positions = split_positions(entries.keys(), entries.class_names())
     order = np.argsort(positions, kind="stable")

@@ -1,5 +1,5 @@
-"""The resolution of any model that a user can name to one that an engine opens; other weights are
-exported once, into a cache.
+"""Resolves any model that a user can name to one that an engine can open; exports other weights
+once, into a cache.
 """
 
 import hashlib
@@ -25,19 +25,18 @@ from mlcd.models.runs import find_checkpoint, holds_checkpoints
 from mlcd.models.weight_files import digest_of_weights, refuse_part
 from mlcd.version import __version__
 
-_BAD_INPUT: Final = 2  # the exit status of `mlcd` for errors that the user can correct
+_USER_ERROR: Final = 2  # exit status of `mlcd` for errors that the user can fix
 _CLASSICAL: Final = ("hog", "pixels")
-_SAID: Final = "mlcd: "  # how a line for people begins
+_MESSAGE_PREFIX: Final = "mlcd: "  # of lines to show to the user
 
 
 def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -> str:
-    """Returns a model for `mlcd.encoders.open_encoder`: `spec` itself, or the cached artifact made
-    from it.
+    """Returns a model for `mlcd.encoders.open_encoder`: `spec` itself, or a cached artifact of it.
 
     A run, a checkpoint, a directory or a file of weights, `hub:ORGANIZATION/MODEL`, or `starter` is
-    exported the first time. That happens in a separate process, so that the caller never loads
-    torch. announce: is called when that begins. An artifact at a URL is brought here. Raises the
-    errors of `mlcd export`.
+    exported the first time, in a separate process, so that the caller never imports torch. An
+    artifact at a URL is downloaded. announce: called with a message when an export starts. Raises
+    the errors of `mlcd export`.
     """
     if is_url(spec):
         spec = str(fetch_copy(spec))
@@ -49,11 +48,11 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         return spec
     refuse_part(spec)
-    return _export_once(spec, _name(spec), _digest_of_weights(spec, path), announce)
+    return _export_once(spec, _derive_name(spec), _digest_of_weights(spec, path), announce)
 
 
 def model_everywhere(spec: str) -> str:
-    """Returns the model as other machines find it: names and URLs stay, and paths are whole."""
+    """Returns the model as other machines can open it: names and URLs stay; paths are absolute."""
     is_named = spec in (*_CLASSICAL, STARTER) or is_url(spec) or not Path(spec).exists()
     return spec if is_named else str(Path(spec).resolve())
 
@@ -65,13 +64,13 @@ def _digest_of_weights(spec: str, path: Path) -> str:
 
 
 def _export_once(spec: str, name: str, identity: str, announce: Callable[[str], None]) -> str:
-    """Returns the artifact in the cache for these weights, which this version of mlcd exported."""
-    # both towers: an export of an earlier version held that of images alone
+    """Returns the cached export of these weights by this version of mlcd; exports it if missing."""
+    # "both towers": exports of earlier versions had only the image tower
     digest = hashlib.sha256(f"{__version__} both towers {identity}".encode()).hexdigest()
     out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{digest[:16]}"
     with translate_os_errors(out, remedy="name another cache with XDG_CACHE_HOME"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        # one process exports, and the others wait for its result
+        # concurrent processes wait for the one that exports
         with hold_lock(out.with_name(f".{out.name}.lock")):
             if not (out / MANIFEST).is_file():
                 announce(f"exporting {spec} once, into {out}")
@@ -79,8 +78,8 @@ def _export_once(spec: str, name: str, identity: str, announce: Callable[[str], 
     return str(out)
 
 
-def _name(spec: str) -> str:
-    """Returns a readable name from the last part of `spec`."""
+def _derive_name(spec: str) -> str:
+    """Returns a file name from the last part of `spec`."""
     stem = Path(spec.removeprefix(hub.PREFIX)).resolve().name
     return (
         re.sub(r"[^A-Za-z0-9._-]+", "-", stem.removesuffix(".safetensors")).strip(".-_") or "model"
@@ -90,20 +89,20 @@ def _name(spec: str) -> str:
 def _export(spec: str, out: Path, name: str, announce: Callable[[str], None]) -> None:
     if spec != STARTER and importlib.util.find_spec("torch") is None:
         raise ConfigInvalid(
-            f"{spec} must be exported first, and torch is not installed to do so",
-            remedy=f"{install_command('train')}; or run `mlcd export` where that is installed, and"
-            " give the directory it makes",
+            f"{spec} must be exported first, which needs torch; torch is not installed",
+            remedy=f"{install_command('train')}; or run `mlcd export` on a machine with torch, and"
+            " give the directory it writes",
         )
     command = [sys.executable, "-m", "mlcd", "export", spec, str(out), "--name", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == _BAD_INPUT:
-        raise ConfigInvalid(done.stderr.strip().splitlines()[-1].removeprefix(_SAID))
-    if done.returncode != 0:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode == _USER_ERROR:
+        raise ConfigInvalid(process.stderr.strip().splitlines()[-1].removeprefix(_MESSAGE_PREFIX))
+    if process.returncode != 0:
         raise Unavailable(
-            f"the export of {spec} failed", remedy=f"`mlcd export {spec} OUT` shows why"
+            f"the export of {spec} failed", remedy=f"run `mlcd export {spec} OUT` to see why"
         )
     if not (out / MANIFEST).is_file():
-        raise NotFound(f"the export of {spec} left no model at {out}")
-    for line in done.stderr.splitlines():
-        if line.startswith(_SAID):
-            announce(line.removeprefix(_SAID))
+        raise NotFound(f"the export of {spec} did not write a model to {out}")
+    for line in process.stderr.splitlines():
+        if line.startswith(_MESSAGE_PREFIX):
+            announce(line.removeprefix(_MESSAGE_PREFIX))

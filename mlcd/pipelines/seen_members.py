@@ -58,15 +58,15 @@ class SeenMembers:
         return cls(nearest, measured, bits.view(np.float32))
 
     def examples(
-        self, embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None
+        self, embeddings: EmbeddingsArtifact, row_ids: NDArray[np.int64] | None
     ) -> Examples:
         """Returns the keys of the nearest members.
 
-        numbers: those of the rows in the embeddings; None for all.
+        row_ids: ids of the clustered rows in the embeddings; None for all.
         """
         present = self.nearest.rows >= 0
         rows = self.nearest.rows[present]
-        keys = embeddings.keys_at(rows if numbers is None else numbers[rows])
+        keys = embeddings.keys_at(rows if row_ids is None else row_ids[rows])
         scores = self.nearest.scores[present].astype(np.float32)
         return Examples.of(keys, present.sum(axis=1), scores)
 

@@ -1,8 +1,8 @@
-"""Shards of a collection: the shards of its embeddings, which are made first and do not stay.
+"""Shards of a collection: the shards of its embeddings, which are temporary.
 
-OUT.partial/embeddings             as `mlcd embed` makes it, with the thumbnails of each shard
-OUT.partial/attempt-…/collection   made of it; at the end it becomes OUT, and OUT.partial
-                                   goes
+OUT.partial/embeddings             as written by `mlcd embed`, with the thumbnails of each shard
+OUT.partial/attempt-…/collection   made from the embeddings; finally renamed to OUT, then
+                                   OUT.partial is deleted
 OUT/errors.jsonl                   of the embeddings: the images that the collection lacks
 """
 
@@ -30,14 +30,14 @@ from mlcd.pipelines.ownership import claim, discard, give_up, owner_of, write_ow
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 from mlcd.pipelines.thumbnail_parts import read_thumbnails
 
-# A folder in the draft of the collection: beside the output only the draft takes a name.
+# inside the draft of the collection, because only the draft may be created beside the output
 EMBEDDINGS: Final = "embeddings"
 _COLLECTION: Final = "collection"
-_SHOWN: Final = 40
+_SHOWN_CHARS: Final = 40  # at either end of a long key
 
 
 class CollectionShards:
-    """The `Shards` protocol: embeddings, and a collection of them when all are made."""
+    """The `Shards` protocol: makes embeddings; publishing makes a collection from them."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class CollectionShards:
         *,
         max_thumbnail_bytes: int,
     ) -> None:
-        """embeddings: the parts at `EMBEDDINGS` in the draft of `out`. max_thumbnail_bytes: limit
-        above which items lack thumbnails.
+        """embeddings: parts at `EMBEDDINGS` in the draft of `out`. max_thumbnail_bytes: limit on
+        all thumbnails; items beyond the limit get none.
         """
         self._embeddings, self._source, self._out, self._owner = embeddings, source, out, owner
         self._draft, self._max_thumbnail_bytes = draft_path(out), max_thumbnail_bytes
@@ -57,32 +57,30 @@ class CollectionShards:
 
     def plan(self) -> None:
         self._check_items()
-        if self._enter(begins=True):
+        if self._has_work_left(starts=True):
             self._embeddings.plan()
 
     def check(self) -> None:
-        if self._enter():
+        if self._has_work_left():
             self._embeddings.check()
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        if self._enter():
+        if self._has_work_left():
             return self._embeddings.make(shard, on_done, is_last_try=is_last_try)
         return num_listed(self._out / ERRORS, self._embeddings.keys(shard))
 
     def publish(self, on_done: OnDone) -> None:
-        if self._enter():
+        if self._has_work_left():
             try:
                 self._embeddings.publish(lambda *_: on_done(0, 0))
             except NoUsableImage:
-                give_up(self._draft, self._owner)  # nothing in it can be finished
+                give_up(self._draft, self._owner)  # a retry cannot succeed
                 raise
-            self._collect(on_done)
+            self._publish_collection(on_done)
         discard(self._draft, self._owner)
 
     def _check_items(self) -> None:
-        """Raises InvalidInput naming the first image that a collection could not hold: before there
-        is any work.
-        """
+        """Raises InvalidInput naming the first image that cannot be an item, before any work."""
         entries = self._source.entries
         checked_classes: set[str | None] = set()
         for key, class_name in zip(entries.keys(), entries.class_names(), strict=True):
@@ -93,29 +91,31 @@ class CollectionShards:
                     encode_metadata(key, metadata_of(class_name))
             except InvalidInput as error:
                 raise InvalidInput(
-                    f"a collection cannot hold {_shorten(key)} of {self._source.location}",
+                    f"{_shorten(key)} of {self._source.location} cannot be an item of a collection",
                     remedy=f"shorten its name or class, or leave it out ({error.remedy})",
                 ) from error
 
-    def _enter(self, *, begins: bool = False) -> bool:
-        """Tells whether work is left. Raises Conflict where something else is at the output, and
-        OutputGone.
+    def _has_work_left(self, *, starts: bool = False) -> bool:
+        """Returns whether work is left. starts: claim the draft first.
+
+        Raises Conflict if the output is something else, OutputGone if the draft is missing or
+        another owner's.
         """
         if self._is_published():
             return False
-        if begins:
+        if starts:
             claim(self._draft, self._owner)
         elif owner_of(self._draft) != self._owner and not self._is_published():
             raise OutputGone.of(self._draft)
-        # published meanwhile: no other process comes back for what was claimed
+        # published since the first check: delete the draft, as no other process will
         if self._is_published():
             discard(self._draft, self._owner)
             return False
         return True
 
     def _is_published(self) -> bool:
-        """Tells whether the collection is published, by a mark: the server of a collection lets
-        nobody else open it.
+        """Returns whether the collection is published. Reads only its owner mark: a server may have
+        the collection open, which excludes other processes.
         """
         if not os.path.lexists(self._out):
             return False
@@ -123,44 +123,44 @@ class CollectionShards:
             raise Conflict(f"{self._out} exists", remedy="give another output directory")
         return True
 
-    def _collect(self, on_done: OnDone) -> None:
-        """Makes a collection of all rows and puts it in its place, all of them or none."""
-        on_done(
-            0, 0
-        )  # who lost the work meanwhile stops here, before the attempt of who has it goes
+    def _publish_collection(self, on_done: OnDone) -> None:
+        """Makes a collection of all rows and publishes it with one rename."""
+        # raises if another worker has taken over, before `Attempt` deletes that worker's attempt
+        on_done(0, 0)
         with translate_os_errors(self._out), Attempt(self._draft) as attempt:
             try:
-                building = attempt.path / _COLLECTION
-                self._build(building, on_done)
+                collection_path = attempt.path / _COLLECTION
+                self._build_collection(collection_path, on_done)
                 on_done(0, 0)
                 attempt.check()
-                building.rename(self._out)
+                collection_path.rename(self._out)
                 sync_path(self._out.parent)
             except OSError as error:
                 refuse_full_disk(error, self._out)
                 is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-                if not (is_taken and self._is_published()):  # by another process at the same work
+                # another process with the same owner may have published it
+                if not (is_taken and self._is_published()):
                     raise
 
-    def _build(self, building: Path, on_done: OnDone) -> None:
+    def _build_collection(self, collection_path: Path, on_done: OnDone) -> None:
         embeddings = EmbeddingsArtifact.open(self._draft / EMBEDDINGS)
         stages = _CountedStages(on_done, images=sum(self.sizes), rows=embeddings.num_rows)
         source = images_parent(self._source, self._out / GENERATIONS / "0")
-        index(embeddings, building, stages, recall=None, source=source)
-        self._add_thumbnails(embeddings, building, on_done)
-        shutil.copyfile(embeddings.artifact.file(ERRORS), building / ERRORS)
-        sync_path(building / ERRORS)
-        write_owner(building, self._owner)
+        index(embeddings, collection_path, stages, recall=None, source=source)
+        self._add_thumbnails(embeddings, collection_path, on_done)
+        shutil.copyfile(embeddings.artifact.file(ERRORS), collection_path / ERRORS)
+        sync_path(collection_path / ERRORS)
+        write_owner(collection_path, self._owner)
 
     def _add_thumbnails(
-        self, embeddings: EmbeddingsArtifact, building: Path, on_done: OnDone
+        self, embeddings: EmbeddingsArtifact, collection_path: Path, on_done: OnDone
     ) -> None:
-        """Gives the items the thumbnails that were made, until the store is full."""
+        """Adds the thumbnails of all parts, until the limit of bytes is reached."""
         if not self._max_thumbnail_bytes:
             return
         folder = embeddings.artifact.path
         with Collection.open(
-            building, background=False, max_thumbnail_bytes=self._max_thumbnail_bytes
+            collection_path, background=False, max_thumbnail_bytes=self._max_thumbnail_bytes
         ) as collection:
             for part in range(len(self.sizes)):
                 for pictures in read_thumbnails(folder, part):
@@ -171,28 +171,28 @@ class CollectionShards:
 
 
 def _shorten(key: str) -> str:
-    """Returns a key, or both ends of a long one: they tell it from others."""
-    return key if len(key) <= 2 * _SHOWN else f"{key[:_SHOWN]}…{key[-_SHOWN:]}"
+    """Returns a key, or both ends of a long key."""
+    return key if len(key) <= 2 * _SHOWN_CHARS else f"{key[:_SHOWN_CHARS]}…{key[-_SHOWN_CHARS:]}"
 
 
 @dataclass(frozen=True)
 class _CountedStages:
-    """The `Stages` of making a collection of `rows` rows, reported as those of `images` images."""
+    """The `Stages` protocol: maps progress on `rows` rows to progress on `images` images."""
 
     on_done: OnDone
     images: int
     rows: int
 
     @contextmanager
-    def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator["_Counted"]:
+    def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator["_CountedMeter"]:
         del total
         before = self.images if name == INDEX_STAGE else 0
-        yield _Counted(self.on_done, before + self.images - self.rows + done)
+        yield _CountedMeter(self.on_done, before + self.images - self.rows + done)
 
 
 @dataclass
-class _Counted:
-    """The `Meter` protocol over `on_done`."""
+class _CountedMeter:
+    """The `Meter` protocol that reports to `on_done`."""
 
     on_done: OnDone
     done: int

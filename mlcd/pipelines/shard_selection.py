@@ -1,4 +1,4 @@
-"""The shards of a selection: one, which decides on all images; what is found meanwhile is noted."""
+"""The only shard of a selection decides on all images; its intermediate results are saved."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ class SelectionShards(DraftShards):
         owner: str,
         check_files: Callable[[Sequence[str]], None],
     ) -> None:
-        """check_files: called with the files of the embeddings, unless these are a copy of ours,
-        and with the place of the images where these are read.
+        """check_files: called with the files of the embeddings, unless these are our own copy, and
+        with the location of the images if the options read them.
         """
         artifact, out = inputs.embeddings.artifact, artifact_path(job.output)
         if url_of(artifact.path) is None:
@@ -34,11 +34,11 @@ class SelectionShards(DraftShards):
         curating = Curating(inputs, CurateOptions(**job.options), out)
         if curating.options.reads_images:
             check_files([read_images_place(inputs.embeddings)])
-        super().__init__(_Made(curating), out, owner, damaged_files=0)
+        super().__init__(_SelectionPart(curating), out, owner, damaged_files=0)
 
 
-class _Made:
-    """The `Making` protocol over one part."""
+class _SelectionPart:
+    """The `Making` protocol with a single part."""
 
     def __init__(self, curating: Curating) -> None:
         self._curating, self.request = curating, curating.request
@@ -51,7 +51,7 @@ class _Made:
         return self._curating.has(draft)
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
-        self._curating.make(draft, _Beats(on_done))
+        self._curating.make(draft, _Heartbeat(on_done))
         on_done(self.sizes[part], 0)
 
     def publish(self, draft: Draft) -> Artifact:
@@ -59,13 +59,13 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class _Beats:
-    """The `Stages` of a curation, and their meter: all that is reported is that work goes on."""
+class _Heartbeat:
+    """The `Stages` and `Meter` protocols: report only that the process is alive."""
 
     on_done: OnDone
 
     @contextmanager
-    def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator["_Beats"]:
+    def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator["_Heartbeat"]:
         del name, total, done
         yield self
 

@@ -1,4 +1,4 @@
-"""A file of texts, each with the key that names it for ever: .txt, .jsonl, .csv or parquet."""
+"""Reads files of texts with a permanent key for each: .txt, .jsonl, .csv or parquet."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,17 +16,17 @@ from mlcd.text_checks import is_unicode
 from mlcd.text_tables import csv_rows, join_columns, json_rows, open_text
 from mlcd.types import SampleKey
 
-# what a tokenizer still reads within a second; far more than any model takes
+# a tokenizer reads this many within a second; far more than the context of any model
 MAX_CHARS: Final = 2**20
 _COLUMNS: Final = ("id", "text")
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """The texts of a file, in their order.
+    """The texts of a file, in its order.
 
-    keys: their ids, or the numbers of lines or rows, from 1. texts: strings, or what stands in
-    their place. sha256: of the file's bytes.
+    keys: ids of the texts, or the numbers of their lines or rows, from 1. texts: strings, or
+    unusable values of other types. sha256: digest of the file.
     """
 
     path: Path
@@ -40,10 +40,10 @@ class TextFile:
 
 
 def read_texts(location: Location) -> TextFile:
-    """Reads a file of texts: a text a line in .txt, else a column `text` and, optionally, `id`.
+    """Reads a file of texts: one per line of .txt; else a column `text` and, optionally, `id`.
 
-    Raises NotFound, and InvalidInput for another kind of file, a damaged one, one without texts,
-    or one with an id twice.
+    Raises NotFound for a missing file; InvalidInput for another kind of file, a damaged file, a
+    file without texts, or an id that occurs twice.
     """
     path = local_path(location)
     if not path.exists():
@@ -57,25 +57,27 @@ def read_texts(location: Location) -> TextFile:
             f"{path} cannot be read as {path.suffix}: {error}", remedy="restore the file"
         ) from error
     if not rows:
-        raise InvalidInput(f"{path} must hold at least one text")
-    keys = [_key(path, number, key) for number, key, _ in rows]
+        raise InvalidInput(f"{path} must contain at least one text")
+    keys = [_to_key(path, number, key) for number, key, _ in rows]
     (key, num), *_ = Counter(keys).most_common(1)
     if num > 1:
-        raise InvalidInput(f"{path} has {num} texts of the id {key!r}", remedy="give each its own")
+        raise InvalidInput(
+            f"ids must be unique, got {num} texts of the id {key!r} in {path}",
+            remedy="give each text a different id",
+        )
     return TextFile(path, keys, [text for _, _, text in rows], measure(path).sha256)
 
 
-def _key(path: Path, number: int, key: object) -> SampleKey:
-    """Returns a text's id, or its number where it has none; raises InvalidInput for an id that
-    names nothing.
-    """
+def _to_key(path: Path, number: int, key: object) -> SampleKey:
+    """Returns a text's id, or its number if it has none. Raises InvalidInput for an unusable id."""
     if key is None:
         return str(number)
     is_name = isinstance(key, str | int) and not isinstance(key, bool)
     if not is_name or not (name := str(key)) or not is_unicode(name):
         raise InvalidInput(
-            f"{path}: the id of text {number} is neither a string of characters nor an integer",
-            remedy="leave it out, or give each its own",
+            f"{path}: the id of text {number} must be a string with at least one character, or an"
+            " integer",
+            remedy="fix the id, or leave it out",
         )
     return name
 
@@ -83,8 +85,8 @@ def _key(path: Path, number: int, key: object) -> SampleKey:
 _Row: TypeAlias = tuple[int, object, object]  # number of the line or row, id, text
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Yields lines; invalid UTF-8 makes only its own line unusable."""
+def _read_lines(path: Path) -> Iterator[str]:
+    """Yields the lines; a line with invalid UTF-8 is unusable, the other lines are not affected."""
     with (
         path.open("rb") as file,
         open_text(file, str(path), errors="surrogateescape", newline="\n") as lines,
@@ -93,31 +95,31 @@ def _lines(path: Path) -> Iterator[str]:
             yield line.removesuffix("\n").removesuffix("\r")
 
 
-def _txt(path: Path) -> Iterator[_Row]:
-    for number, line in enumerate(_lines(path), 1):
+def _read_txt(path: Path) -> Iterator[_Row]:
+    for number, line in enumerate(_read_lines(path), 1):
         yield number, None, line
 
 
-def _jsonl(path: Path) -> Iterator[_Row]:
-    for number, row in json_rows(str(path), _lines(path)):
+def _read_jsonl(path: Path) -> Iterator[_Row]:
+    for number, row in json_rows(str(path), _read_lines(path)):
         if isinstance(row, dict):
             yield number, row.get("id"), row.get("text")
         else:
             yield number, None, row
 
 
-def _csv(path: Path) -> Iterator[_Row]:
+def _read_csv(path: Path) -> Iterator[_Row]:
     with path.open("rb") as file, open_text(file, str(path)) as lines:
         rows = csv_rows(str(path), lines)
         _, header = next(rows, (0, []))
         _check_columns(path, header)
-        places = [header.index(name) if name in header else None for name in _COLUMNS]
+        indices = [header.index(name) if name in header else None for name in _COLUMNS]
         for number, (_, row) in enumerate(rows, 1):
-            key, text = (None if place is None else row[place] for place in places)
-            yield number, key or None, text  # an empty cell is no id
+            key, text = (None if index is None else row[index] for index in indices)
+            yield number, key or None, text  # an empty cell means no id
 
 
-def _parquet(path: Path) -> Iterator[_Row]:
+def _read_parquet(path: Path) -> Iterator[_Row]:
     names = pq.read_schema(path).names
     _check_columns(path, names)
     table = pq.read_table(path, columns=[name for name in _COLUMNS if name in names])
@@ -129,8 +131,8 @@ def _parquet(path: Path) -> Iterator[_Row]:
 def _check_columns(path: Path, names: Sequence[str]) -> None:
     if "text" not in names:
         raise InvalidInput(
-            f"{path} has the columns {join_columns(names)}, and no column `text`",
-            remedy="name the column of texts so",
+            f"{path} must have a column `text`, got {join_columns(names)}",
+            remedy="rename the column of texts to `text`",
         )
     for name in _COLUMNS:
         if names.count(name) > 1:
@@ -138,8 +140,8 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
 
 
 _READERS: Final[dict[str, Callable[[Path], Iterator[_Row]]]] = {
-    ".txt": _txt,
-    ".jsonl": _jsonl,
-    ".csv": _csv,
-    ".parquet": _parquet,
+    ".txt": _read_txt,
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
 }

@@ -1,5 +1,5 @@
-"""The thumbnails of an index job: a parquet file (key, picture) for each part, beside its
-embeddings, so that all workers take part.
+"""The thumbnails of an index job: a parquet file (key, picture) for each part of the embeddings, so
+that all workers of the job make some.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,13 +16,14 @@ from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import SampleKey
 
 _SCHEMA: Final = pa.schema([("key", pa.string()), ("picture", pa.binary())])
-_BATCH: Final = 256
+_BATCH_IMAGES: Final = 256
 
 
 @dataclass(frozen=True)
 class ThumbnailChoice:
-    """The thumbnails that a collection gets. side: pixels of the longest side. max_bytes: above
-    this, items have none.
+    """Settings for the thumbnails of a collection.
+
+    side: longest side, pixels. max_bytes: limit on all thumbnails; further items get none.
     """
 
     side: int
@@ -35,12 +36,12 @@ def write_thumbnails(
     thumbnails: Iterable[tuple[Entry, Thumbnail | None]],
     on_each: Callable[[], None],
 ) -> None:
-    """Writes the thumbnails of a part. thumbnails: of its images in order, None for an image
-    without.
+    """Writes the thumbnails of a part.
 
-    `on_each` is called after each image and may raise, to stop: nothing is written then.
+    thumbnails: (image, its thumbnail or None), in order. on_each: called after each image; if it
+    raises, nothing is written.
     """
-    with draft.write(_name(part)) as path, pq.ParquetWriter(path, _SCHEMA) as writer:
+    with draft.write(_file_name(part)) as path, pq.ParquetWriter(path, _SCHEMA) as writer:
         for batch in _batches(thumbnails, on_each):
             columns = {
                 "key": list(batch),
@@ -50,17 +51,17 @@ def write_thumbnails(
 
 
 def read_thumbnails(folder: Path, part: int) -> Iterator[dict[SampleKey, Thumbnail]]:
-    """Yields the thumbnails of a part by key, some at a time; none where they were not made."""
-    path = folder / _name(part)
+    """Yields the thumbnails of a part by key, in batches; nothing if they were not made."""
+    path = folder / _file_name(part)
     if not path.is_file():
         return
     with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_BATCH):
-            pictures = map(Thumbnail, batch["picture"].to_pylist())
-            yield dict(zip(batch["key"].to_pylist(), pictures, strict=True))
+        for batch in file.iter_batches(_BATCH_IMAGES):
+            thumbnails = map(Thumbnail, batch["picture"].to_pylist())
+            yield dict(zip(batch["key"].to_pylist(), thumbnails, strict=True))
 
 
-def _name(part: int) -> str:
+def _file_name(part: int) -> str:
     return f"thumbnails-{part:05d}.parquet"
 
 
@@ -68,10 +69,10 @@ def _batches(
     thumbnails: Iterable[tuple[Entry, Thumbnail | None]], on_each: Callable[[], None]
 ) -> Iterator[dict[SampleKey, Thumbnail]]:
     batch: dict[SampleKey, Thumbnail] = {}
-    for entry, picture in thumbnails:
-        if picture is not None:
-            batch[entry.key] = picture
-        if len(batch) >= _BATCH:
+    for entry, thumbnail in thumbnails:
+        if thumbnail is not None:
+            batch[entry.key] = thumbnail
+        if len(batch) >= _BATCH_IMAGES:
             yield batch
             batch = {}
         on_each()

@@ -1,4 +1,4 @@
-"""Labels that were made with an earlier state of centers, as clusters of their present state."""
+"""Translates labels made with an earlier state of centers to clusters of the current state."""
 
 from pathlib import Path
 from typing import Final
@@ -22,20 +22,20 @@ TRANSLATED: Final = "translated.parquet"
 def translate(
     labels: Path, centers: Path, out: Path, *, embeddings: Path | None = None
 ) -> Artifact:
-    """Writes the cluster of each image's first label, and the cluster of the center nearest to it
+    """Writes for each image the cluster of its first label, and the cluster of its nearest center
     now.
 
-    The summary's `disagreement` is the share of images where the two differ. embeddings: of the
-    images, those that the labels were made from by default. Raises ConfigInvalid where the centers
-    were never those of the labels, NotFound where the embeddings are gone or lack an image.
+    The summary's `disagreement` is the share of images for which these differ. embeddings: of the
+    images; by default those that the labels were made from. Raises ConfigInvalid if the labels were
+    made with other centers, NotFound if the embeddings are missing or lack an image.
     """
     table, artifact = LabelTable.open(labels), open_artifact(centers, "centers")
     state = LivingCenters.read(artifact)
     journal = state.journal
     if table.classes not in (journal.origin, *journal.made, artifact.digest):
         raise ConfigInvalid(
-            f"{labels} were not made with {centers} or an earlier state of them",
-            remedy="label the images anew",
+            f"{labels} must be labels by {centers} or an earlier state of these centers",
+            remedy="label the images again",
         )
     used = open_used_embeddings(table.artifact, embeddings)
     parents = (
@@ -49,9 +49,10 @@ def translate(
     before = table.ids[:, 0]
     labeled = before >= 0
     row_of = {key: row for row, key in enumerate(used.keys)}
-    if missing := next((key for key in table.keys if key not in row_of), None):
+    if missing_key := next((key for key in table.keys if key not in row_of), None):
         raise NotFound(
-            f"{used.artifact.path} lack {missing}", remedy="give those of the labeled images"
+            f"the embeddings {used.artifact.path} lack {missing_key}",
+            remedy="give embeddings of the labeled images",
         )
     rows = used.rows_at(np.array([row_of[key] for key in table.keys], np.int64))
     ids, _ = nearest_with_distances(state.centers.align(unit_rows(rows)), state.centers.vectors)
@@ -66,9 +67,9 @@ def translate(
         }
         with draft.write(TRANSLATED) as path:
             pq.write_table(pa.table(columns), path)
-        differ = (cluster != now)[labeled]
+        differs = (cluster != now)[labeled]
         facts = {
-            "images": len(differ),
-            "disagreement": float(differ.mean()) if len(differ) else 0.0,
+            "images": len(differs),
+            "disagreement": float(differs.mean()) if len(differs) else 0.0,
         }
         return draft.publish(summary=facts)

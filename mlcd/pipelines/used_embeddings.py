@@ -1,4 +1,4 @@
-"""The embeddings that an artifact was made from, found by its manifest."""
+"""Finds the embeddings that an artifact was made from, through its manifest."""
 
 import os
 from contextlib import suppress
@@ -18,23 +18,23 @@ def open_used_embeddings(
     """Returns the embeddings at `path`; by default those that the artifact was made from, in their
     state at that time.
 
-    option: name of the command's option for other embeddings. Raises NotFound where they are gone.
+    option: command-line option for `path`, named in the error. Raises NotFound if they are missing.
     """
     if path is not None:
         return EmbeddingsArtifact.open(path)
     for parent in artifact.parents:
         if parent.role == "embeddings":
             with suppress(MlcdError):
-                embeddings = open_artifact(fetch_copy(_location(artifact, parent)))
+                embeddings = open_artifact(fetch_copy(_resolve_location(artifact, parent)))
                 if (state := state_with_digest(embeddings, parent.digest)) is not None:
                     return EmbeddingsArtifact(state)
     raise NotFound(
-        f"the embeddings that {artifact.path} was made from are not where they were",
+        f"the embeddings that {artifact.path} was made from have moved or changed",
         remedy=f"give {option}",
     )
 
 
-def _location(artifact: Artifact, parent: Parent) -> str:
+def _resolve_location(artifact: Artifact, parent: Parent) -> str:
     if is_url(parent.path):
         return parent.path
     return os.path.normpath(artifact.path.resolve() / parent.path)

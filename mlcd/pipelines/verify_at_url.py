@@ -1,4 +1,4 @@
-"""The verification of artifacts at URLs: every byte is read once, and nothing is kept."""
+"""Verifies artifacts at URLs: reads every byte once, and stores nothing."""
 
 import posixpath
 from collections.abc import Iterator
@@ -12,16 +12,15 @@ from mlcd.errors import ArtifactInvalid, NotFound
 from mlcd.locations import is_url
 from mlcd.pipelines.verify import Finding
 
-_NO_ARTIFACTS: Final = frozenset({"images", "texts", "weights"})
-_NOT_HERE: Final = "not in this store, not checked"
-_NO_ARTIFACT: Final = "no artifact, not checked"
+_EXTERNAL_ROLES: Final = frozenset({"images", "texts", "weights"})
+_NOT_IN_STORE: Final = "not in this store, not checked"
+_NO_ARTIFACT: Final = "not an artifact, not checked"
 
 
 def verify_at_url(url: str) -> Iterator[Finding]:
-    """Yields a finding for the artifact at a URL, and for what it was made from in the same store.
+    """Yields a finding for the artifact at a URL, and for its inputs in the same store.
 
-    Raises ArtifactInvalid at the first mismatch, naming the file, and NotFound where there is no
-    artifact.
+    Raises ArtifactInvalid naming the first file that differs, NotFound without an artifact.
     """
     yield from _walk(url.rstrip("/"), {})
 
@@ -37,7 +36,7 @@ def _walk(url: str, visited: dict[str, Artifact]) -> Iterator[Finding]:
 
 
 def _check_files(directory: Directory) -> Artifact:
-    """Reads every file of the artifact and compares it with the manifests."""
+    """Reads every file of the artifact and compares its checksum with the manifests."""
     listed = read_listed(directory)
     for name, actual in zip(listed.files, for_files(directory.measure, listed.files), strict=True):
         directory.check(name, actual, listed.files[name])
@@ -47,35 +46,33 @@ def _check_files(directory: Directory) -> Artifact:
 def _walk_parent(
     url: str, artifact: Artifact, parent: Parent, visited: dict[str, Artifact]
 ) -> Iterator[Finding]:
-    place = parent.path if is_url(parent.path) else _beside(url, parent.path)
-    if parent.role in _NO_ARTIFACTS:
+    parent_url = parent.path if is_url(parent.path) else _resolve_relative(url, parent.path)
+    if parent.role in _EXTERNAL_ROLES:
         yield Finding(parent.path, parent.role, False, _NO_ARTIFACT)
         return
-    if place is None:
-        yield Finding(parent.path, parent.role, False, _NOT_HERE)
+    if parent_url is None:
+        yield Finding(parent.path, parent.role, False, _NOT_IN_STORE)
         return
     try:
-        yield from _walk(place, visited)
+        yield from _walk(parent_url, visited)
     except NotFound:
-        yield Finding(parent.path, parent.role, False, _NOT_HERE)
+        yield Finding(parent.path, parent.role, False, _NOT_IN_STORE)
         return
-    parent_artifact = visited[place]
+    parent_artifact = visited[parent_url]
     if parent.digest not in (
         parent_artifact.digest,
         *parent_artifact.config.get(GROWN, {}).values(),
     ):
         raise ArtifactInvalid(
-            f"{place} is not the {parent.role} that {artifact.path} was made from",
+            f"{parent_url} is not the {parent.role} that {artifact.path} was made from",
             remedy="make the later artifact again, or restore the earlier one",
         )
 
 
-def _beside(url: str, path: str) -> str | None:
-    """Returns the URL of a path that is relative to the artifact at `url`; None for one outside of
-    the store.
-    """
+def _resolve_relative(url: str, path: str) -> str | None:
+    """Returns the URL of a path relative to the artifact at `url`; None outside of the store."""
     if Path(path).is_absolute():
         return None
-    store, _, inside = url.partition("://")
-    joined = posixpath.normpath(posixpath.join(inside, path))
+    store, _, key = url.partition("://")
+    joined = posixpath.normpath(posixpath.join(key, path))
     return None if joined.startswith("..") else f"{store}://{joined}"

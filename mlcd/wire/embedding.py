@@ -1,4 +1,4 @@
-"""Images and texts to embeddings, and the names that fit an image."""
+"""Embeddings of images and texts, and classification of images by names."""
 
 from typing import Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ class EmbeddedImage(WireAnswer):
 
 
 class EmbeddedImages(Provenance):
-    """Embeddings of the images that succeeded and errors of the others, by index in the request."""
+    """Embeddings of usable images and errors of the other images, by index in the request."""
 
     dimension: int
     results: list[EmbeddedImage]
@@ -31,7 +31,7 @@ class EmbeddedImages(Provenance):
 
 
 class TextsRequest(WireRequest):
-    """Texts to embed; each may fail alone."""
+    """Texts to embed; each text may fail separately."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["a dog", "a red car"]}]})
 
@@ -46,9 +46,9 @@ class EmbeddedText(WireAnswer):
 
 
 class TextVectors(Provenance):
-    """Embeddings of the texts that succeeded and errors of the others, by index in the request.
+    """Embeddings of usable texts and errors of the other texts, by index in the request.
 
-    tokens: of the texts together, without padding; of each at most the model's context.
+    tokens: number of tokens of all texts, without padding; at most the model's context per text.
     """
 
     dimension: int
@@ -60,8 +60,8 @@ class TextVectors(Provenance):
 class QueryRequest(BaseModel):
     """Queries as images, as texts or as embeddings.
 
-    images: data-URIs or URLs. texts: for a model that takes them. Each may fail alone. embeddings:
-    rows of the model's dimension.
+    images: data-URIs or URLs. texts: for models with a text tower. Each image or text may fail
+    separately. embeddings: rows of the model's dimension.
     """
 
     model_config = ConfigDict(
@@ -80,8 +80,8 @@ class QueryRequest(BaseModel):
 class PairCalibration(WireAnswer):
     """How the model turns the cosine of an image and a text into a probability.
 
-    With a bias each pair is judged alone: sigmoid(scale * cosine + bias). With null the texts of an
-    image compete: softmax over scale * cosine.
+    With a bias, each pair has an independent probability: sigmoid(scale * cosine + bias). If bias
+    is null, the texts of an image compete: softmax(scale * cosine).
     """
 
     scale: float
@@ -91,9 +91,9 @@ class PairCalibration(WireAnswer):
 class ClassifyOptions(WireRequest):
     """The options of a classification.
 
-    names: each once, because equal names would share a probability. templates: a set of templates,
-    or templates of your own with the name's place {}; without them a name is a text as it is. top:
-    names per image.
+    names: distinct names, because equal names would split a probability. templates: a named set of
+    templates, or templates with {} in place of the name; by default the name itself is the text.
+    top: maximum number of names per image.
     """
 
     names: Annotated[list[str], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
@@ -104,7 +104,7 @@ class ClassifyOptions(WireRequest):
 
 
 class ClassifyRequest(ClassifyOptions):
-    """Names, and one of images and embeddings to classify by them."""
+    """Names, and either images or embeddings to classify by the names."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -120,7 +120,7 @@ class ClassifyRequest(ClassifyOptions):
 
 
 class FittingName(WireAnswer):
-    """A name with its probability for an image, and the cosine behind it."""
+    """A name with its probability for an image. similarity: cosine that gives the probability."""
 
     name: str
     probability: float
@@ -128,14 +128,14 @@ class FittingName(WireAnswer):
 
 
 class ClassifiedImage(WireAnswer):
-    """The names that fit one image, best first."""
+    """The most probable names of one image, best first."""
 
     index: int
     names: list[FittingName]
 
 
 class ClassifiedImages(Provenance):
-    """The names of each image. calibration: how probabilities come from similarities."""
+    """The names of each image. calibration: how probabilities are computed from similarities."""
 
     calibration: PairCalibration
     results: list[ClassifiedImage]

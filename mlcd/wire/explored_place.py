@@ -1,4 +1,4 @@
-"""The exploration of a place of pictures: how far it is, and what it skipped."""
+"""The exploration of a set of photos: its progress, and the files that it skipped."""
 
 from typing import Annotated, Literal
 
@@ -8,20 +8,20 @@ from mlcd.wire.shapes import WireAnswer, WireRequest
 
 
 class NewPicture(WireAnswer):
-    """A picture taken in of late. thumbnail: the version of its thumbnail."""
+    """A recently added photo. thumbnail: version of its thumbnail, null without one."""
 
     id: str
     thumbnail: str | None
 
 
 class ExplorationStatus(WireAnswer):
-    """How far an exploration is.
+    """The progress of an exploration.
 
-    done, total: of the present stage; total is null where it is unknown. pictures: those in
-    `collection`. skipped: files that cannot be used. clusters: the number of the present clusters;
-    null until there are any. considered: the numbers that it was chosen from; empty where it was
-    asked for. newest: the pictures taken in last. error: why it stopped. commands: those that make
-    the same, one by one.
+    done, total: photos of the current stage; total is null if unknown. pictures: number of photos
+    in `collection`. skipped: number of files that cannot be used. clusters: current number of
+    clusters; null until there are any. considered: numbers of clusters that were compared; empty if
+    the number was requested. newest: photos added last. error: why the exploration stopped.
+    commands: commands that give the same result step by step.
     """
 
     place: str
@@ -40,7 +40,7 @@ class ExplorationStatus(WireAnswer):
 
 
 class SkippedFile(WireAnswer):
-    """A file that cannot be used. reason: stable, as in errors.jsonl."""
+    """A file that cannot be used. reason: stable code, as in errors.jsonl."""
 
     key: str
     reason: str
@@ -48,13 +48,13 @@ class SkippedFile(WireAnswer):
 
 
 class SkippedFiles(WireAnswer):
-    """The first files that cannot be used, of `total`."""
+    """The first of the `total` files that cannot be used."""
 
     total: int
     files: list[SkippedFile]
 
 
 class ClusterAgainRequest(WireRequest):
-    """How many clusters are wanted; null has the number chosen."""
+    """A request to cluster again. clusters: number of clusters; null chooses it automatically."""
 
     clusters: Annotated[int | None, Field(ge=1)] = None

@@ -1,4 +1,4 @@
-"""The answers of a search in a collection: matches, near-duplicates, places on the map."""
+"""Searches in a collection, near-duplicates, and the layout of its map."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from mlcd.wire.shapes import (
 class WithoutItems(WireRequest):
     """Items that a search moves its queries away from.
 
-    ids: those of stored items. weight: the share of their mean that is subtracted from each query.
+    ids: ids of stored items. weight: factor of their mean when it is subtracted from each query.
     """
 
     ids: Annotated[list[str], Field(min_length=1, max_length=64)]
@@ -28,9 +28,9 @@ class WithoutItems(WireRequest):
 class SearchOptions(WireRequest):
     """The options of a search.
 
-    filter: see docs/explanation/collections.md. threshold: the least cosine of a match. exact:
-    compare with all items. metadata: false leaves the matches' metadata out. without: items that
-    the matches are to be less like.
+    top: maximum number of matches per query. filter: see docs/explanation/collections.md.
+    threshold: minimum cosine of a match. exact: compare with all items instead of using the index.
+    metadata: false omits the matches' metadata. without: items that matches should not resemble.
     """
 
     top: Annotated[WholeNumber, Field(ge=1)] = 10
@@ -42,7 +42,7 @@ class SearchOptions(WireRequest):
 
 
 class SearchRequest(SearchOptions):
-    """A search by one of images, texts, embeddings, id and ids; ids are those of stored items."""
+    """A search by one of images, texts, embeddings, id and ids (of stored items)."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -64,10 +64,10 @@ class SearchRequest(SearchOptions):
 
 
 class ItemMatch(WireAnswer):
-    """A found item.
+    """A matching item.
 
-    similarity: the cosine. metadata: null where the request leaves them out. thumbnail: the version
-    of its thumbnail, null where it has none.
+    similarity: cosine with the query. metadata: null if the request omits it. thumbnail: version of
+    its thumbnail, null without one.
     """
 
     id: str
@@ -77,16 +77,17 @@ class ItemMatch(WireAnswer):
 
 
 class MatchedImage(WireAnswer):
-    """The matches of one query, the most similar first."""
+    """The matches of one query, most similar first."""
 
     index: int
     matches: list[ItemMatch]
 
 
 class FoundItems(Provenance):
-    """The most similar items of each query that could be made.
+    """The most similar items of each query, and the errors of queries that cannot be used.
 
-    exact: every item that matches was compared. matching: how many items the filter leaves.
+    exact: whether every matching item was compared. matching: number of items that match the
+    filter.
     """
 
     collection: str
@@ -99,7 +100,7 @@ class FoundItems(Provenance):
 class DuplicatesRequest(WireRequest):
     """A request for near-duplicates.
 
-    similarity: the least cosine of a pair. Without it, a pair's pictures have to be copies of one:
+    similarity: minimum cosine of a pair. Without it, the two must be copies of the same picture:
     smaller, compressed, cropped, mirrored or recolored.
     """
 
@@ -111,8 +112,8 @@ class DuplicatesRequest(WireRequest):
 class DuplicateGroup(WireAnswer):
     """A group of two items or more.
 
-    similarities: each item's cosine to its nearest in the group. metadata, thumbnails: of each
-    item; null where an item is gone or lacks a thumbnail.
+    similarities: cosine of each item to its nearest item in the group. metadata, thumbnails: of
+    each item; null if the item was deleted or lacks a thumbnail.
     """
 
     ids: list[str]
@@ -122,10 +123,10 @@ class DuplicateGroup(WireAnswer):
 
 
 class FoundDuplicates(WireAnswer):
-    """Groups of items that are joined by chains of pairs: of copies, or of at least the similarity.
+    """Groups of items that are connected by near-duplicate pairs.
 
-    nearest: without any group, the pair that comes nearest to one; null where nothing is
-    alike.
+    similarity: minimum cosine of the pairs; null for copies. nearest: if there is no group, the
+    most similar pair; null if no two items are similar.
     """
 
     collection: str
@@ -137,8 +138,8 @@ class FoundDuplicates(WireAnswer):
 class LayoutLegendEntry(WireAnswer):
     """A value of the layout's items.
 
-    index: its number in the array of values. value: the center's id, or the metadata's value. name:
-    the center's name. items: how many items have it.
+    index: number of the value in the layout's array of values. value: id of a center, or value of a
+    metadata field. name: name of the center. items: number of items with this value.
     """
 
     index: int
@@ -148,7 +149,7 @@ class LayoutLegendEntry(WireAnswer):
 
 
 class LayoutLegend(WireAnswer):
-    """The values behind the numbers, those of most items first; of more than 1,000 the first."""
+    """The values that the layout's numbers refer to, most frequent first; at most 1,000."""
 
     by: str
     values: list[LayoutLegendEntry]
@@ -157,9 +158,10 @@ class LayoutLegend(WireAnswer):
 class LayoutItemsRequest(WireRequest):
     """A request for items of the layout.
 
-    positions: their rows in the layout. polygon: corners [x, y]; items inside it are chosen. None
-    of both: all items. filter: as in a search. limit: how many items the answer names; files name
-    all. layout: the digest in X-Mlcd-Layout that positions are of; another one is refused.
+    positions: rows of the items in the layout. polygon: corners [x, y]; selects the items inside.
+    Without positions and polygon, all items are selected. filter: as in a search. limit: maximum
+    number of items in the answer; files contain all. layout: digest in X-Mlcd-Layout of the layout
+    that positions refer to; the request is refused if the layout has changed.
     """
 
     model_config = ConfigDict(
@@ -184,7 +186,7 @@ class LayoutItemsRequest(WireRequest):
 
 
 class LayoutItem(WireAnswer):
-    """An item of the layout. position: its row there."""
+    """An item of the layout. position: its row in the layout."""
 
     position: int
     id: str
@@ -193,7 +195,7 @@ class LayoutItem(WireAnswer):
 
 
 class LayoutItems(WireAnswer):
-    """Items of the layout, in its order. total: how many were chosen."""
+    """Items of the layout, in its order. total: number of selected items."""
 
     collection: str
     total: int

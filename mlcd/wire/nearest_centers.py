@@ -12,9 +12,9 @@ LabelMode = Literal["exact", "approximate"]
 class Example(WireAnswer):
     """A sample near a center.
 
-    collection: the one that holds it as an item; null for a member of the cluster behind the
-    center. similarity: cosine with the center; null where training has moved the center since.
-    thumbnail: the version of its thumbnail; null where it has none.
+    collection: collection that contains the sample; null for a member from the clustering.
+    similarity: cosine with the center; null if training has moved the center since. thumbnail:
+    version of its thumbnail, null without one.
     """
 
     collection: str | None
@@ -26,9 +26,9 @@ class Example(WireAnswer):
 class Label(WireAnswer):
     """A label of an image.
 
-    similarity: cosine with the center. cluster: the one that the center belongs to, its own id but
-    where clusters were merged. path: its clusters on the coarser levels, and its own id last; null
-    without levels. examples: if they were asked for.
+    id: id of the center. similarity: cosine with the center. cluster: cluster of the center; equal
+    to `id` unless clusters were merged or aligned. path: clusters of the coarser levels, then the
+    id itself; null without levels. examples: null unless requested.
     """
 
     id: int
@@ -40,7 +40,7 @@ class Label(WireAnswer):
 
 
 class LabeledImage(WireAnswer):
-    """The labels of one image, best first; among equal similarities the lower id is first."""
+    """The labels of one image, best first; ties are ordered by id."""
 
     index: int
     labels: list[Label]
@@ -49,8 +49,9 @@ class LabeledImage(WireAnswer):
 class Audit(WireAnswer):
     """The measured recall of approximate labels.
 
-    recall: share of the exact `top` found on `rows` rows. low, high: its 95 % interval. source: the
-    rows shipped with the centers, or are those of the collections.
+    recall: share of the exact `top` labels found, on `rows` rows. low, high: its 95 % interval.
+    source: whether the rows are part of the centers or of the collections. cells: number of cells
+    of centers. probes: number of cells searched per row.
     """
 
     recall: float
@@ -66,7 +67,8 @@ class Audit(WireAnswer):
 class LabeledImages(Provenance):
     """The labels of images.
 
-    centers: digest of the center set that ids refer to. audit: that of approximate answers.
+    centers: digest of the center set that ids refer to. audit: recall of approximate labels; null
+    for exact labels.
     """
 
     centers: str
@@ -79,8 +81,8 @@ class LabeledImages(Provenance):
 class NameTerm(WireAnswer):
     """A term of a cluster.
 
-    share: of the members that have it. leading: of those whose best it is. elsewhere: of the other
-    clusters' members that have it.
+    share: share of the cluster's members that have the term. leading: share of members whose best
+    term it is. elsewhere: share of the other clusters' members that have it.
     """
 
     term: str
@@ -91,9 +93,10 @@ class NameTerm(WireAnswer):
 
 
 class NameContrast(WireAnswer):
-    """The term that most sets a cluster apart from its nearest one.
+    """The term that best distinguishes a cluster from its nearest cluster.
 
-    center: the nearest one. share, there: the shares of the members of both that have the term.
+    center: id of the nearest cluster. share: share of the cluster's members that have the term.
+    there: share of the nearest cluster's members that have it.
     """
 
     center: int
@@ -110,11 +113,12 @@ class TypicalCaption(WireAnswer):
 
 
 class NameGrounds(WireAnswer):
-    """The evidence for the name of a center, or why it has none.
+    """The evidence for the name of a center, or for leaving it unnamed.
 
-    name: what the evidence says, which people may have changed since. margin: the lead of the best
-    term's score over the next. by_chance: the best score where the members are dealt to the
-    clusters at random. members: how many were asked. typical: of names from captions.
+    name: name by the evidence; users may have changed it since. margin: score of the best term
+    minus score of the next. by_chance: best score after the members are shuffled among the
+    clusters. members: number of members that were examined. unlike: contrast to the nearest
+    cluster. typical: typical captions; null unless names are from captions.
     """
 
     name: str | None
@@ -128,10 +132,10 @@ class NameGrounds(WireAnswer):
 
 
 class RecentQueries(WireAnswer):
-    """The images that the server process looked up last, 10,000 at most.
+    """The images that the server process labeled last, at most 10,000.
 
-    images: how many. novelty: the share of these that lie beyond the distance from their center
-    within which 95 % of its members lie; null without images.
+    images: number of images. novelty: share of these images that are farther from their center than
+    95 % of the center's members; null without images.
     """
 
     images: int
@@ -141,10 +145,11 @@ class RecentQueries(WireAnswer):
 class DescribedCenter(Provenance):
     """A center.
 
-    size: the number of its members in the clustering. cluster, path: as in a label. alternates,
-    members, spread, novelty, recent: as in a list, members to novelty of the collection that the
-    request names. evidence: that for the name; null where centers were never named from evidence.
-    collections: those that examples were looked for in, at most four, where the request names none.
+    centers: digest of the center set. size: number of members in the clustering. cluster, path: as
+    in `Label`. alternates, members, spread, novelty, recent: as in `ListedCenter`; members, spread
+    and novelty are of the collection that the request names. evidence: null if centers were never
+    named from evidence. nearest: nearest other centers. collections: collections in which examples
+    were searched, at most four, if the request names none.
     """
 
     centers: str
@@ -167,12 +172,12 @@ class DescribedCenter(Provenance):
 class ListedCenter(WireAnswer):
     """A center of a list.
 
-    cluster, path: as in a label. alternates: what the evidence for its name offers beside it. size:
-    the number of its members in the clustering. members: the collection's items whose nearest
-    center it is. spread: the mean of 1 - cosine of these to the center. novelty: the share of these
-    that are farther from it than 95 % of the images that the list names in `novelty_from`. The
-    three are null without a collection, the last two also without members. recent: of the queries
-    whose nearest center it is.
+    cluster, path: as in `Label`. alternates: other names that the evidence supports. size: number
+    of members in the clustering. members: number of the collection's items whose nearest center it
+    is. spread: mean of 1 - cosine of these items to the center. novelty: share of these items that
+    are farther from the center than 95 % of the images of `novelty_from` (see `CenterList`).
+    members, spread and novelty are null without a collection; spread and novelty also without
+    members. recent: recent images whose nearest center it is.
     """
 
     id: int
@@ -191,11 +196,11 @@ class ListedCenter(WireAnswer):
 class CenterList(Provenance):
     """A page of centers.
 
-    centers: the page. digest: that of the center set. total: how many centers the filters leave on
-    all pages. next: the cursor of the next page, null on the last. novelty_from: the images whose
-    distances from their centers are the ordinary ones: rows that ship with the centers, or the
-    collection's items where there are none; null where both are too few. recent: of the images of
-    all centers; null where the centers do not know their members' distances.
+    centers: the centers of this page. digest: digest of the center set. total: number of centers
+    that match the filters, on all pages. next: cursor of the next page, null on the last.
+    novelty_from: images that novelty compares with: members stored with the centers, or else the
+    collection's items; null if both are too few. recent: recent images of all centers; null if the
+    centers lack the distances of their members.
     """
 
     digest: str
@@ -208,7 +213,7 @@ class CenterList(Provenance):
 
 
 class NameRequest(WireRequest):
-    """A request that names a center; null takes its name away."""
+    """A request that names a center; null removes the name."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "lighthouse"}]})
 
@@ -218,7 +223,7 @@ class NameRequest(WireRequest):
 class RenamedCenter(WireAnswer):
     """A center whose name was changed.
 
-    centers: digest of the center set. version: the number of changes of names so far.
+    centers: digest of the center set. version: number of changes of names so far.
     """
 
     centers: str
@@ -228,7 +233,7 @@ class RenamedCenter(WireAnswer):
 
 
 class Member(WireAnswer):
-    """An item whose nearest center is the one in question. similarity: cosine with the center."""
+    """An item whose nearest center is the requested center. similarity: cosine with it."""
 
     id: str
     similarity: float
@@ -237,7 +242,7 @@ class Member(WireAnswer):
 
 
 class MemberList(WireAnswer):
-    """A page of a center's members, the nearest first. next: the next page's cursor."""
+    """A page of a center's members, nearest first. next: cursor of the next page, or null."""
 
     collection: str
     centers: str
@@ -255,7 +260,7 @@ class CountedValue(WireAnswer):
 
 
 class CountedValues(WireAnswer):
-    """The values of a metadata field among a center's members, the most frequent first.
+    """The values of a metadata field among a center's members, most frequent first.
 
     others: number of items with other values. missing: number of items without a comparable value.
     """

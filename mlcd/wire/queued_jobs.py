@@ -1,4 +1,4 @@
-"""The batch jobs."""
+"""Batch jobs."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ ResultFormat = Literal["parquet", "csv", "jsonl", "coco", "zip"]
 _Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
-# An option that is null or missing has the default of `LabelJob`.
+# null or missing means the default of `LabelJob`
 _OPTIONS: Any = {
     name: (Annotated[kind | None, BeforeValidator(read_whole)], None)
     for name, kind in OPTIONS.items()
@@ -40,14 +40,14 @@ class UploadedImages(WireRequest):
 class JobRequest(_JobOptions):
     """A request for a job.
 
-    input: a folder, a glob of tar shards or parquet files, or one file, as workers see it; of
-    `curate` jobs an embeddings artifact; of `label` and `embed` jobs also an uploaded file. output:
-    a directory that does not exist yet; of a job on an uploaded file null, as its results are files
-    again. results: the formats of these files, by default parquet; csv, coco and zip (pictures by
-    cluster) are those of `label` jobs only. top,
-    threshold, embeddings (written beside the labels): options of `label` jobs only. url_column: of
-    jobs of images; the input is a table with their URLs in this column. The others are those of
-    `curate` jobs only, as the command has them. One that is null or missing has its default.
+    input: a folder, a glob of tar shards or parquet files, or a file, at its path on the workers;
+    for `curate` jobs an embeddings artifact; for `label` and `embed` jobs also an uploaded file.
+    output: a directory that does not exist yet; null for an uploaded file, whose results are files.
+    results: the formats of these files (default: parquet); csv, coco and zip (pictures by cluster)
+    are for `label` jobs only. top, threshold, embeddings: for `label` jobs only; embeddings also
+    writes the embeddings. url_column: for jobs on images; the input is a table with image URLs in
+    this column. All other options are those of `mlcd curate`, for `curate` jobs only. An option
+    that is null or missing has its default.
     """
 
     model_config = ConfigDict(
@@ -70,7 +70,7 @@ class JobRequest(_JobOptions):
 
 
 class JobFailure(WireAnswer):
-    """The reason of a failure. code: stable."""
+    """The reason of a failure. code: stable name."""
 
     code: str
     message: str
@@ -80,11 +80,12 @@ class JobFailure(WireAnswer):
 class JobProgress(WireAnswer):
     """The progress of a job.
 
-    shards, images: null until the input has been listed. done: images, failed ones included.
-    failed_items: images that errors.jsonl names. damaged_files: files of the input that could not
-    be listed to their end. stage: null when nothing is left to do. collected, indexed: of `index`
-    jobs only, images in the collection and in its index. images_per_s: of all workers together,
-    over the time in which there was one. eta_s: seconds until all images are done, where known.
+    shards, images: numbers in the input; null until the input has been listed. done: images
+    processed, including failed ones. failed_items: images listed in errors.jsonl. damaged_files:
+    input files that could not be listed completely. stage: null when nothing is left to do.
+    collected, indexed: for `index` jobs only, images in the collection and in its index.
+    images_per_s: rate of all workers together while any worker was active. eta_s: estimated
+    seconds until all images are processed; null if unknown.
     """
 
     shards: int | None
@@ -102,14 +103,13 @@ class JobProgress(WireAnswer):
 
 
 class Job(WireAnswer):
-    """A batch job as it stands.
+    """The current state of a batch job.
 
-    input: the path, or the id of the uploaded file. output: null for a job on an uploaded file.
-    results: of such a job that has succeeded, the ids of its files by format; `errors` lists the
-    images that could not be used, where there are some. fingerprint, centers: those of the model
-    and the center set that it was accepted for. Options
-    that its kind does not have are null. problem: why the job has failed;
-    before its end, why a shard has failed or why no worker does it.
+    input: the path, or the id of the uploaded file. output: null for an uploaded file. results: the
+    ids of the files of a job on an uploaded file that has succeeded, by format; `errors` lists the
+    images that could not be used, if any. fingerprint: fingerprint of the model that the job needs.
+    centers: digest of the center set that it needs. Options that its kind does not have are null.
+    problem: why the job failed; before its end, why a shard failed or why no worker runs the job.
     """
 
     id: str
@@ -140,14 +140,14 @@ class Job(WireAnswer):
 
 
 class JobList(WireAnswer):
-    """A page of jobs, newest first. cursor: of the next page, null on the last."""
+    """A page of jobs, newest first. cursor: cursor of the next page, null on the last."""
 
     jobs: list[Job]
     cursor: str | None
 
 
 class FailedShard(WireAnswer):
-    """A shard that was left aside. images: in it. problem: that of the last attempt."""
+    """A shard that failed. images: its number of images. problem: error of the last attempt."""
 
     shard: int
     images: int
@@ -155,7 +155,7 @@ class FailedShard(WireAnswer):
 
 
 class FailureList(WireAnswer):
-    """A page of failures by ascending shard. cursor: the next page's, null on the last."""
+    """A page of failed shards, ascending. cursor: cursor of the next page, null on the last."""
 
     failures: list[FailedShard]
     cursor: int | None

@@ -12,8 +12,8 @@ from mlcd.wire.shapes import Provenance, WholeNumber, WireAnswer, WireRequest
 class LoadRequest(WireRequest):
     """A request to switch to another version of the model.
 
-    version: as in Triton's repository; null: the newest there. unload: Triton then unloads all
-    other versions; set it to false where other servers still use them.
+    version: version in Triton's repository; null means the newest. unload: whether Triton then
+    unloads all other versions; set it to false if other servers still use them.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"version": 2}]})
@@ -23,9 +23,10 @@ class LoadRequest(WireRequest):
 
 
 class Foreign(WireAnswer):
-    """Centers and collections of other models, with their fingerprints.
+    """Centers and collections of other models.
 
-    Requests for them are refused while this model is served.
+    centers: fingerprint of the centers; null if they are of this model. collections: fingerprint by
+    name. Requests for them are refused while this model is served.
     """
 
     centers: str | None
@@ -33,7 +34,7 @@ class Foreign(WireAnswer):
 
 
 class LoadedModel(Provenance):
-    """The model that is served now. centers: digest of those in use."""
+    """The model that is served now. centers: digest of the centers in use."""
 
     version: int
     centers: str | None
@@ -44,10 +45,10 @@ class LoadedModel(Provenance):
 class CenterSet(WireAnswer):
     """The centers in use.
 
-    modes: exact, and approximate where the server's settings allow it; then with its audit.
-    labels_by: engine where it has these centers to find exact labels of images together with their
-    embeddings, as a Triton with their ensemble; else server, which also finds what the engine
-    cannot at the moment.
+    modes: exact, and approximate if the server's settings allow it. audit: recall of approximate
+    labels. labels_by: engine if the engine finds exact labels together with the embeddings, such as
+    Triton with an ensemble of these centers; otherwise server. The server also finds labels that
+    the engine cannot find at the moment.
     """
 
     digest: str
@@ -58,7 +59,7 @@ class CenterSet(WireAnswer):
 
 
 class DescribedTexts(WireAnswer):
-    """The tower of texts. context_length: tokens of one text that the model reads."""
+    """The text tower. context_length: maximum number of tokens that the model reads of a text."""
 
     context_length: int
     engine: str
@@ -69,8 +70,8 @@ class DescribedTexts(WireAnswer):
 class Info(Provenance):
     """The served model and the limits.
 
-    texts: null where the model embeds images only. creates_collections: the server has a place to
-    keep new ones.
+    texts: null if the model embeds images only. creates_collections: whether the server can store
+    new collections.
     """
 
     version: str
@@ -84,5 +85,5 @@ class Info(Provenance):
     collections: list[str]
     creates_collections: bool = False
     limits: dict[str, Annotated[int | float, WithJsonSchema({"type": "number"})]] = Field(
-        description="by name; errors carry the name of the one that was exceeded"
+        description="limits by name; an error contains the name of the limit that was exceeded"
     )

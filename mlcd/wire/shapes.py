@@ -1,4 +1,4 @@
-"""The shapes that all requests and answers share, and the problems."""
+"""Base classes of requests and answers, errors, and common field types."""
 
 from typing import Annotated, Final
 
@@ -22,9 +22,9 @@ EXAMPLE_IMAGE: Final = (
 
 
 def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:
-    """Returns a schema by which exactly one of these fields is given, and not as null.
+    """Returns a JSON schema that requires exactly one of these fields, not null.
 
-    types: each field's JSON type, or several of them.
+    types: JSON type or types of each field.
     """
     return {
         "oneOf": [
@@ -34,35 +34,36 @@ def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:
     }
 
 
-def _require(name: str, kinds: list[str]) -> JsonValue:
-    return {"required": [name], "properties": {name: {"type": [*kinds]}}}
+def _require(name: str, json_types: list[str]) -> JsonValue:
+    return {"required": [name], "properties": {name: {"type": [*json_types]}}}
 
 
 def read_whole(value: object) -> object:
-    """Returns 256 for 256.0, which is the same number in JSON; other values as they are."""
+    """Returns 256 for 256.0, which is the same number in JSON; other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# an integer in the body of a request: neither true nor "256"
+# an integer in the body of a request; rejects true and "256"
 WholeNumber = Annotated[int, Field(strict=True), BeforeValidator(read_whole)]
 
 
 class WireAnswer(BaseModel):
-    """An answer, or a part of one."""
+    """An answer, or a part of an answer."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class WireRequest(BaseModel):
-    """The body of a request, without unknown fields and without conversions of types."""
+    """The body of a request; unknown fields and values of other types are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Problem(WireAnswer):
-    """A refusal by RFC 9457.
+    """An error as a problem by RFC 9457.
 
-    type: urn:mlcd:problem: and a stable name. limit, index, param: where one applies.
+    type: urn:mlcd:problem: and a stable name. limit, index, param: the limit, item or parameter
+    that the error is about, if any.
     """
 
     model_config = ConfigDict(
@@ -94,7 +95,7 @@ class Problem(WireAnswer):
 
 
 class ItemError(WireAnswer):
-    """The error of one image or text of a batch; the others are answered."""
+    """The error of one image or text of a batch; the other items are processed."""
 
     index: int
     type: SkipValidation[ImageReason | TextReason]
@@ -103,7 +104,7 @@ class ItemError(WireAnswer):
 
 
 class Provenance(WireAnswer):
-    """The fields about the model that every answer has."""
+    """The model that gave an answer."""
 
     model: str
     fingerprint: str

@@ -1,4 +1,4 @@
-"""The collections and their items."""
+"""Collections and their items."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,8 +18,8 @@ from mlcd.wire.shapes import (
 class CreateRequest(WireRequest):
     """A request for a new collection.
 
-    dimension: that of the served model, or nothing. recall: the recall@10 that the index must
-    reach; 0.99 by default.
+    dimension: dimension of the served model, checked if given. recall: recall@10 that the index
+    must reach, 0.99 by default.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"recall": 0.95}]})
@@ -29,9 +29,9 @@ class CreateRequest(WireRequest):
 
 
 class IndexRecall(WireAnswer):
-    """The recall@10 of an index on `queries` held-out items, with its 95 % interval.
+    """The recall@10 of an index, measured on `queries` held-out items.
 
-    rows: how many the index held then.
+    low, high: its 95 % interval. rows: number of rows in the index when measured.
     """
 
     target: float
@@ -45,10 +45,10 @@ class IndexRecall(WireAnswer):
 class DescribedIndex(WireAnswer):
     """The index of a collection.
 
-    kind: flat means exact searches without an index. indexed, unindexed: numbers of items; items
-    outside the index are scanned beside it. effort: how far a search looks.
-    recall: null where searches are exact. damaged: the index was damaged and is made again;
-    searches are exact until then. error: why the last attempt to make it failed.
+    kind: flat means exact searches without an index. indexed, unindexed: numbers of items inside
+    and outside of the index; items outside are scanned. effort: search effort of the index. target:
+    recall@10 to reach. recall: null if searches are exact. damaged: the index was damaged and is
+    being rebuilt; searches are exact until then. error: why the last attempt to build it failed.
     """
 
     kind: SkipValidation[Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]]
@@ -65,8 +65,9 @@ class DescribedIndex(WireAnswer):
 class DescribedThumbnails(WireAnswer):
     """The thumbnails of a collection.
 
-    items: those that have one. pictures: the different ones, which are kept once each. bytes: those
-    of all pictures. max_bytes: above this none is added. full: the last one was refused for that.
+    items: number of items with a thumbnail. pictures: number of distinct thumbnails, each stored
+    once. bytes: total size of the distinct thumbnails. max_bytes: limit on `bytes`. full: the last
+    thumbnail was refused because of the limit.
     """
 
     items: int
@@ -79,9 +80,9 @@ class DescribedThumbnails(WireAnswer):
 class DescribedStore(WireAnswer):
     """The store of a collection.
 
-    kind: folder is the server's own. writers: whether one server or many may change the collection
-    at one time. consistency: which changes a search sees. cannot: what this store does not promise,
-    a sentence each.
+    kind: folder means a folder of this server. writers: whether one server or many may change the
+    collection at the same time. consistency: which changes a search sees. cannot: what this store
+    does not guarantee, one sentence each.
     """
 
     kind: SkipValidation[Literal["folder", "postgresql", "milvus"]]
@@ -93,8 +94,8 @@ class DescribedStore(WireAnswer):
 class DescribedCollection(WireAnswer):
     """A collection.
 
-    usable: it holds embeddings of the served model. writable: false where the server may only read
-    it. fields: those that filters can name. store: what keeps the items.
+    usable: whether its embeddings are of the served model. writable: false if the server may only
+    read it. fields: metadata fields that filters can use. store: where the items are stored.
     """
 
     name: str
@@ -110,16 +111,17 @@ class DescribedCollection(WireAnswer):
 
 
 class UnusableCollection(WireAnswer):
-    """A collection that is there and cannot be opened. reason: why, and what to do about it."""
+    """An existing collection that cannot be opened. reason: why, and what to do about it."""
 
     name: str
     reason: str
 
 
 class CollectionList(WireAnswer):
-    """A page of all collections, by name. next: the cursor of the next page, if there is one.
+    """A page of the collections, ordered by name.
 
-    unusable: those that are there and cannot be opened, on every page.
+    next: cursor of the next page, null on the last. unusable: existing collections that cannot be
+    opened; the same on every page.
     """
 
     collections: list[DescribedCollection]
@@ -137,8 +139,8 @@ class DeletedCollection(WireAnswer):
 class GivenItem(BaseModel):
     """An item to add.
 
-    image: a data-URI or URL; or its embedding. metadata: a JSON object; without it the item has
-    none.
+    image: data-URI or URL of an image. embedding: embedding of the image, instead of the image.
+    metadata: a JSON object; by default the item has none.
     """
 
     model_config = ConfigDict(
@@ -152,7 +154,7 @@ class GivenItem(BaseModel):
 
 
 class AddRequest(BaseModel):
-    """A request to add items or replace those with the same id; each may fail alone."""
+    """A request to add items, or replace items of the same id; each item may fail separately."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -173,8 +175,8 @@ class AddRequest(BaseModel):
 class AddedItem(WireAnswer):
     """An added item.
 
-    outcome: unchanged where the embedding's bits and the metadata were the same. thumbnail: the
-    version of its thumbnail, null where it has none.
+    outcome: unchanged if the bits of the embedding and the metadata were the same. thumbnail:
+    version of its thumbnail, null without one.
     """
 
     index: int
@@ -186,7 +188,7 @@ class AddedItem(WireAnswer):
 class RefusedItem(WireAnswer):
     """The error of one item that was not added.
 
-    type: the image's error, or cannot-be-processed where another field cannot be used.
+    type: error of the image, or cannot-be-processed if another field cannot be used.
     """
 
     index: int
@@ -196,9 +198,10 @@ class RefusedItem(WireAnswer):
 
 
 class AddedItems(Provenance):
-    """Outcomes of the items that were added and errors of the others, by index in the request.
+    """Outcomes of the added items and errors of the other items, by index in the request.
 
-    thumbnails: those of the collection; null where it has none, or is in a database.
+    thumbnails: facts about all thumbnails of the collection; null if it has none or is in a
+    database.
     """
 
     collection: str
@@ -218,8 +221,8 @@ class MetadataRequest(WireRequest):
 class DescribedItem(WireAnswer):
     """A stored item.
 
-    embedding: it has unit length; null where it was not asked for. thumbnail: the version of its
-    thumbnail, null where it has none.
+    embedding: a unit vector; null unless requested. thumbnail: version of its thumbnail, null
+    without one.
     """
 
     collection: str
@@ -246,7 +249,7 @@ class DeleteRequest(WireRequest):
 
 
 class DeletedItem(WireAnswer):
-    """The outcome of one deletion; missing: the item was not in the collection."""
+    """The outcome of one deletion; missing means that the item was not in the collection."""
 
     id: str
     outcome: SkipValidation[Literal["deleted", "missing"]]

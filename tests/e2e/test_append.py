@@ -95,7 +95,7 @@ def test_new_images_are_added_and_the_rest_stays_as_it_is(folder):
     assert "80 embeddings of 1764, 2 files skipped" in done(*embed(folder, "--append"))
     refuse(*label(folder), contains="--append adds what is new")
     assert "labels of 80 images" in done(*label(folder, "--append"))
-    refuse(*index(folder), contains="--append adds what embeddings have gained")
+    refuse(*index(folder), contains="--append adds rows that the embeddings have gained")
     assert "collection of 80 items" in done(*index(folder, "--append"))
     for name, files in old.items():
         now = contents(folder / name)

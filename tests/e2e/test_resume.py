@@ -81,7 +81,7 @@ def test_the_demo_and_its_step_end_by_one_signal(digits, tiny_recipe, tmp_path, 
     )  # the step's end too, which has the same standard output
     assert (process.returncode, "Traceback" in output) == (130, False)
     assert "trained " not in output  # the step was told, and not waited for
-    assert output.endswith("mlcd: interrupted; run the same command again to go on\n")
+    assert output.endswith("mlcd: interrupted; run the same command again to resume\n")
 
 
 def test_ctrl_c_while_modules_are_imported_leaves_no_traceback():
@@ -132,9 +132,7 @@ def test_a_port_in_use_is_told_before_the_work_and_the_printed_curl_line_asks_on
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
-    assert (
-        first == f"mlcd: port {port} is in use: the service will take a free one, and say which\n"
-    )
+    assert first == f"mlcd: port {port} is in use: the service will use a free port, and print it\n"
     assert int(served.rpartition(":")[2]) not in (0, port)
     assert json.loads(answer.stdout)["results"][0]["labels"]
     assert found == "hog"

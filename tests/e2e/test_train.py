@@ -511,5 +511,5 @@ main()
     told = result.stderr.strip()
     assert (result.returncode, told) == (
         130,
-        "mlcd: interrupted; run the same command again to go on",
+        "mlcd: interrupted; run the same command again to resume",
     )

@@ -228,11 +228,17 @@ def test_mistakes_are_one_line_each(used, images, tmp_path, monkeypatch):
     features, out = "s3://bucket/one/features", tmp_path / "out"
     for command, told in (
         (("verify", "s3:/bucket/x"), "neither a path nor a URL: write s3://"),
-        (("index", features, "s3://bucket/x"), "is a URL, and this has to be on this machine"),
+        (
+            ("index", features, "s3://bucket/x"),
+            "this must be a local path, got the URL s3://bucket/x",
+        ),
         (("embed", images, "s3://nowhere/x", *MODEL), "s3://nowhere/x does not exist"),
         (("cluster", features, "s3://bucket//x", "--clusters", 2), "s3://bucket//x: write it"),
-        (("embed", images, f"s3://a:{SECRET}@bucket/x", *MODEL), "a password in the s3:// URL"),
-        (("export", "pixels", "s3://bucket/x", "--format", "triton"), "has to be on this machine"),
+        (
+            ("embed", images, f"s3://a:{SECRET}@bucket/x", *MODEL),
+            "the s3:// URL must not contain a password",
+        ),
+        (("export", "pixels", "s3://bucket/x", "--format", "triton"), "must be a local path"),
     ):
         assert told in refused(*command)
     with running_faults(used, seed=0, rate=0.0, denied=True) as denied:

@@ -233,7 +233,7 @@ def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, r
             lambda: mlcd_client.search("demo", key="a", embeddings=rows[:1]),
             "text, texts, embeddings",
         ),
-        (lambda: mlcd_client.labels(embeddings=rows[0]), "expected a matrix"),
+        (lambda: mlcd_client.labels(embeddings=rows[0]), "rows must have shape"),
         (lambda: mlcd_client.labels(embeddings=with_nan), "in row 17"),
         (
             lambda: mlcd_client.labels(embeddings=[[1, 2], [3]]),

@@ -57,7 +57,7 @@ URI, TEXT = {"images": ["URI"]}, {"type": "text", "text": "a text"}
         ({"images": ["URI", "a text"]}, 422, "image 1"),
         ({"images": ["https://example.com/x.png"]}, 422, "fetching URLs is off"),
         ({"images": ["data:image/png;base64,AAAA"]}, 400, "image 0"),
-        ({"inputs": [{"content": [TEXT]}]}, 422, "embeds images and no texts"),
+        ({"inputs": [{"content": [TEXT]}]}, 422, "embedding texts needs a text tower"),
         ({"inputs": [{"content": []}]}, 422, "image 0"),
         ({"inputs": ["URI"]}, 422, "image 0"),
         ({"images": ["URI"], "input_type": "poem"}, 400, "input_type"),

@@ -78,9 +78,17 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
         ),
         ("s3://bucket/x.tar", InvalidInput, "the shard is damaged, cut short or compressed"),
         ("foo://bucket/x", InvalidInput, "foo://bucket/x is not a place that can be read"),
-        (f"s3://me:{SECRET}@bucket/x", ConfigInvalid, "a password in the s3:// URL: leave it out"),
-        (f"https://{SECRET}@h/x.tar", ConfigInvalid, "a password in the https:// URL"),
-        (f"https://h/x.tar?X-Amz-Signature={SECRET}", ConfigInvalid, "a signature or a token"),
+        (
+            f"s3://me:{SECRET}@bucket/x",
+            ConfigInvalid,
+            "s3:// URL must not contain a password: leave",
+        ),
+        (f"https://{SECRET}@h/x.tar", ConfigInvalid, "https:// URL must not contain a password"),
+        (
+            f"https://h/x.tar?X-Amz-Signature={SECRET}",
+            ConfigInvalid,
+            "must not contain a signature or a token",
+        ),
         ("https://127.0.0.1:1/x.tar", Unavailable, "cannot be reached (ClientConnectorError): see"),
     ):
         assert message in refusal(location, error)
@@ -209,11 +217,11 @@ def test_a_column_of_urls_on_the_command_line_has_its_mistakes_told(tmp_path):
         ([], "t.parquet lacks an image column"),
         (["--url-column", "url"], "lacks the column url: give one of link"),
         (["--url-column", "link", "--url-hosts", "a b"], "--url-hosts a b: a host must be"),
-        (["--url-column", "link", "--texts"], "--url-column are for images"),
+        (["--url-column", "link", "--texts"], "--url-column cannot be combined with --texts"),
     ):
         made = call_mlcd(*embed, *arguments)
         assert made.returncode != 0
         assert message in made.stderr
-    assert "--url-column are for a --model" in call_mlcd(
+    assert "--url-column require --model" in call_mlcd(
         "label", tmp_path, tmp_path / "l", "--centers", tmp_path, "--url-column", "link"
     ).stderr.replace("\n", " ")

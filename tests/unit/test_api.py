@@ -221,10 +221,10 @@ def test_what_cannot_be_is_refused(digits, photos, tmp_path):
         (
             lambda: mlcd.embed(digits, model="hog", out="https://images.example/out"),
             ConfigInvalid,
-            "got the address of a web server",
+            "got the web address",
         ),
         (lambda: mlcd.cluster("s3:/bucket/e", 2), ConfigInvalid, "neither a path nor a URL"),
-        (lambda: mlcd.index(rows, ids=["a"]), InvalidInput, "200 rows and 1 ids"),
+        (lambda: mlcd.index(rows, ids=["a"]), InvalidInput, "got 1 ids for 200 rows"),
         (lambda: mlcd.index(rows, out=tmp_path / "out"), ConfigInvalid, "need an artifact"),
         (lambda: index.search(rows[:, :9]), InvalidInput, "shape"),
         (lambda: index.search(rows[0]), InvalidInput, "shape"),

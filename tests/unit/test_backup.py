@@ -233,7 +233,7 @@ def test_nothing_is_written_over_what_is_there(state, tmp_path):
     with pytest.raises(NotFound):
         back_up(tmp_path / "nothing", tmp_path / "other")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInput, match="must hold collections"):
+    with pytest.raises(InvalidInput, match="must contain collections"):
         back_up(tmp_path / "empty", tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "out", "state"]
 

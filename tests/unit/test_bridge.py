@@ -216,7 +216,7 @@ def test_the_same_request_finds_what_is_there(models, bridged, bridge):
     ("spec", "text_from", "message"),
     [
         ("texts", "texts", "has a text tower already.*--no-text"),
-        ("images", "images", "embeds no texts, which --text asks"),
+        ("images", "images", "--text needs a model with a text tower"),
         ("hog", "texts", "needs a model artifact or weights, got hog"),
     ],
 )
@@ -230,8 +230,11 @@ def test_models_that_do_not_fit_are_refused(models, bridge, tmp_path, spec, text
     ("options", "message"),
     [
         (["--text", "starter"], "--text needs --images"),
-        (["--bridge", "ridge"], "--bridge goes with --text"),
-        (["--text", "starter", "--images", "x", "--format", "hf"], "--text goes with"),
+        (["--bridge", "ridge"], "--bridge requires --text"),
+        (
+            ["--text", "starter", "--images", "x", "--format", "hf"],
+            "--text can only be combined with",
+        ),
     ],
 )
 def test_options_without_effect_are_refused(tmp_path, options, message):

@@ -257,7 +257,7 @@ def test_leaks_are_near_duplicates_of_another_set(embeddings, tmp_path):
     assert roles == {"embeddings", "against"}
     succeed("embed", tmp_path / "test", tmp_path / "hog", "--model", "hog")
     for wrong, message in (
-        ((*options, tmp_path / "hog"), "of another model"),
+        ((*options, tmp_path / "hog"), "of the same model"),
         (options[:2], "give both or neither"),
     ):
         refuse("curate", embeddings, tmp_path / "x", *wrong, contains=message)

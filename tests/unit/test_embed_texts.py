@@ -117,18 +117,18 @@ def test_bytes_that_are_no_text_spoil_their_line_alone(tmp_path, encoder):
         ("t.txt", b"", InvalidInput, "at least one text"),
         ("t.jsonl", b'"a"\n{\n', InvalidInput, "line 2 is not JSON"),
         ("t.jsonl", b"[" * 100_000, InvalidInput, "line 1 is not JSON"),
-        ("t.jsonl", b'{"id": "\\ud800", "text": "a"}', InvalidInput, "the id of text 1 is neither"),
-        ("t.jsonl", b'"a"\n{"id": "", "text": "a"}', InvalidInput, "the id of text 2 is neither"),
-        ("t.jsonl", b'{"id": [1], "text": "a"}', InvalidInput, "the id of text 1 is neither"),
-        ("t.jsonl", b'{"id": true, "text": "a"}', InvalidInput, "the id of text 1 is neither"),
-        ("t.jsonl", b'{"id": 1.5, "text": "a"}', InvalidInput, "the id of text 1 is neither"),
+        ("t.jsonl", b'{"id": "\\ud800", "text": "a"}', InvalidInput, "the id of text 1 must be"),
+        ("t.jsonl", b'"a"\n{"id": "", "text": "a"}', InvalidInput, "the id of text 2 must be"),
+        ("t.jsonl", b'{"id": [1], "text": "a"}', InvalidInput, "the id of text 1 must be"),
+        ("t.jsonl", b'{"id": true, "text": "a"}', InvalidInput, "the id of text 1 must be"),
+        ("t.jsonl", b'{"id": 1.5, "text": "a"}', InvalidInput, "the id of text 1 must be"),
         ("t.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}', InvalidInput, "2 texts"),
-        ("t.csv", b"a,b\n1,2\n", InvalidInput, "no column `text`"),
+        ("t.csv", b"a,b\n1,2\n", InvalidInput, "must have a column `text`"),
         ("t.csv", b"text,text\na,b\n", InvalidInput, "two columns 'text'"),
-        ("t.csv", b"text,id\na,b,c\n", InvalidInput, "line 2 has 3 fields, and the header 2"),
+        ("t.csv", b"text,id\na,b,c\n", InvalidInput, "line 2 must have 2 fields"),
         ("t.csv", b"text\n\xff\n", InvalidInput, "is not text in UTF-8"),
         ("t.csv", b'id,text\na,x\nb,"5 inch\nc,y\nd,z\n', InvalidInput, "line 3: a quote opens"),
-        ("t.txt", "a cat".encode("utf-16"), InvalidInput, "is in UTF-16"),
+        ("t.txt", "a cat".encode("utf-16"), InvalidInput, "must be in UTF-8"),
         ("t.parquet", b"PAR1", InvalidInput, "cannot be read as .parquet"),
     ],
 )
@@ -149,7 +149,7 @@ def test_an_empty_cell_is_no_id(tmp_path):
 def test_without_a_usable_text_there_is_no_output(tmp_path, encoder):
     file = written(tmp_path, "txt", [(None, ""), (None, " ")])
     with pytest.raises(
-        InvalidInput, match=r"none of the 2 texts .* the first: 1: the text is empty"
+        InvalidInput, match=r"none of the 2 texts .* the first, 1: the text is empty"
     ):
         pipeline.embed_texts(read_texts(file), encoder, tmp_path / "out", SILENT)
     assert list(tmp_path.iterdir()) == [file]

@@ -53,7 +53,7 @@ def parsed(folder):
 def test_tritons_own_protobuf_parses_both_models(weights, centers, tmp_path, backend, kind):
     done = exported(weights, centers, tmp_path / "out", "--backend", backend, "--max-batch", "8")
     assert done.returncode == 0, done.stderr
-    assert f"labels by {NUM_CENTERS} centers, at most {NUM_CENTERS} an image" in done.stderr
+    assert f"labels by {NUM_CENTERS} centers, at most {NUM_CENTERS} per image" in done.stderr
     scan, ensemble = (parsed(tmp_path / "out" / f"m-{each}") for each in ("labels", "labeled"))
     assert (scan.name, scan.backend, ensemble.platform) == ("m-labels", "python", "ensemble")
     assert scan.instance_group[0].kind == getattr(protobuf.ModelInstanceGroup, kind)
@@ -100,7 +100,7 @@ def test_centers_are_for_triton_and_of_this_model(weights, centers, tmp_path):
         tmp_path / "model",
         "--centers",
         centers,
-        contains="are for --format triton",
+        contains="require --format triton",
     )
     other = tmp_path / "other"
     other.mkdir()

@@ -217,7 +217,7 @@ def test_embeddings_have_the_bytes_of_one_process(images, stand_in, tmp_path):
 )
 @pytest.mark.parametrize("on", [TWO, TINY], ids=["whole", "in-parts"])
 def test_centers_have_the_bytes_of_one_process(rows, given, on, stand_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(clusters, "_block_rows", lambda num_rows, num_workers: 9)
+    monkeypatch.setattr(clusters, "_choose_block_rows", lambda num_rows, num_workers: 9)
     monkeypatch.setattr(session, "_LEAST_CENTERS", 3)
     options = ClusterOptions(**given)
     alone = cluster(rows, tmp_path / "alone", options, reporter=SILENT)
@@ -240,7 +240,7 @@ def test_a_node_with_another_version_is_refused(rows, images, centers, stand_in,
 
 
 def test_blocks_are_neither_tiny_nor_huge():
-    sizes = [clusters._block_rows(num, 10) for num in (1, 200_000, 1 << 30)]
+    sizes = [clusters._choose_block_rows(num, 10) for num in (1, 200_000, 1 << 30)]
     assert sizes == [8192, 10_000, 1 << 20]
 
 

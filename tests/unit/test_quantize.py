@@ -46,7 +46,7 @@ def test_a_smaller_number_takes_of_all_classes_and_the_same_images_each_time():
 def test_images_of_many_small_classes_are_held_out_nevertheless():
     calibration, judging = choose(entries(2 * MIN_HELD_OUT, 2 * MIN_HELD_OUT), 1000)
     assert len(calibration) == len(judging) == MIN_HELD_OUT
-    with pytest.raises(InvalidInput, match=f"give at least {2 * MIN_HELD_OUT}"):
+    with pytest.raises(InvalidInput, match=f"at least {2 * MIN_HELD_OUT} images"):
         choose(entries(2 * MIN_HELD_OUT - 1, 0), 1000)
 
 

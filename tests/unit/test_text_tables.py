@@ -35,13 +35,13 @@ def test_a_sound_table_is_read(text, fields):
     [
         ('p,c\na,x\nb,"5 inch\nc,y\nd,z\n', "t.csv, line 3: a quote opens in this row"),
         ('p,c\na,"5 inch\nb,"6 inch"\n', "line 2: text follows the closing quote"),
-        ('p,c\na,"x\ny"\nb,c,d\n', r"line 4 has 3 fields, and the header 2 \(p, c\)"),
-        ("p,c\na\n", "line 2 has 1 fields"),
-        ("p;c\na;b, c\n", r"line 2 has 2 fields, and the header 1 \(p;c\)"),
+        ('p,c\na,"x\ny"\nb,c,d\n', r"line 4 must have 2 fields like the header \(p, c\), got 3"),
+        ("p,c\na\n", "line 2 must have 2 fields"),
+        ("p;c\na;b, c\n", r"line 2 must have 1 fields like the header \(p;c\), got 2"),
         ("p,c,p\n", "two columns 'p'"),
         (b"p,c\na,\xff\n", "near line 1, is not text in UTF-8"),
-        ("p,c\na,b\n".encode("utf-16"), "t.csv is in UTF-16"),
-        ("p,c\na,b\n".encode("utf-16-le"), "t.csv is in UTF-16"),
+        ("p,c\na,b\n".encode("utf-16"), "t.csv must be in UTF-8"),
+        ("p,c\na,b\n".encode("utf-16-le"), "t.csv must be in UTF-8"),
     ],
 )
 def test_a_table_that_would_be_cut_is_refused(text, named):
@@ -66,5 +66,5 @@ def test_lines_end_at_line_feeds_alone_and_a_mark_is_no_text():
     assert split_lines("") == []
     assert read_list(b"\xef\xbb\xbfa.png\r\n\xff.png\n", "l") == ["a.png", "\udcff.png"]
     for read in (read_list, decode_text):
-        with pytest.raises(InvalidInput, match="l is in UTF-16"):
+        with pytest.raises(InvalidInput, match="l must be in UTF-8"):
             read("a.png\n".encode("utf-16"), "l")

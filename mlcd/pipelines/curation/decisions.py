@@ -1,4 +1,4 @@
-"""The decision on each image of a set, and the options that lead to it."""
+"""The decisions of a curation, and its options."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,15 +26,15 @@ REASONS: Final = (UNREADABLE, *ISSUES, LEAK, DUPLICATE, OUTLIER, SURPLUS)
 
 @dataclass(frozen=True, kw_only=True)
 class CurateOptions:
-    """The options that decide what is kept, in this order.
+    """The options that determine which images are kept; the steps run in this order.
 
-    issues: those of the pixels for which an image is left out. leaks: the cosine from which an
-    image is a near duplicate of one of another set. duplicates: the cosine from which two images
-    are near duplicates. keep: of each group of them,
-    the first, the largest file, or the best: the one most similar to all others. outliers: the
-    share of the images left that lie farthest out in their clusters. balance: so many are kept of
-    those left, as evenly over the clusters as can be. hierarchical: so many, evenly over the
-    clusters of each level. report: a page with pictures is written too.
+    issues: pixel issues for which an image is left out. leaks: minimum cosine to an image of the
+    other set at which an image is left out. duplicates: minimum cosine of near duplicates. keep:
+    image to keep of each group of near duplicates: the first, the largest file, or the best, which
+    is most similar to the whole group. outliers: share of the remaining images to leave out, those
+    farthest from their centers. balance: number of images to keep, as evenly over the clusters as
+    possible. hierarchical: number of images to keep, evenly over the clusters of each level.
+    report: also write a page with example images.
     """
 
     issues: tuple[Issue, ...] = ()
@@ -57,20 +57,20 @@ class CurateOptions:
 
     def identity(self) -> dict[str, Any]:
         """Returns the options that are used, for the manifest."""
-        chosen = {name: value for name, value in asdict(self).items() if value is not None}
-        chosen["issues"] = list(self.issues)  # as JSON has them
+        options = {name: value for name, value in asdict(self).items() if value is not None}
+        options["issues"] = list(self.issues)  # JSON has no tuples
         for name in ("issues", "report"):
-            if not chosen[name]:
-                del chosen[name]
+            if not options[name]:
+                del options[name]
         if self.duplicates is None:
-            del chosen["keep"]
+            del options["keep"]
         if (self.balance, self.hierarchical) == (None, None):
-            del chosen["seed"]
-        return chosen
+            del options["seed"]
+        return options
 
     def check(self, *, has_centers: bool, has_others: bool) -> None:
-        """Raises InvalidInput for a value out of range, ConfigInvalid for options that do not go
-        together.
+        """Raises InvalidInput for a value out of range, ConfigInvalid for options that exclude or
+        require each other.
         """
         for cosine in (self.duplicates, self.leaks):
             if cosine is not None and not 0 < cosine <= 1:
@@ -78,21 +78,26 @@ class CurateOptions:
                     f"the similarity of near duplicates must be a cosine in (0, 1], got {cosine:g}"
                 )
         if (self.leaks is not None) != has_others:
-            raise ConfigInvalid("--leaks and --against go together", remedy="give both or neither")
+            raise ConfigInvalid(
+                "--leaks and --against require each other", remedy="give both or neither"
+            )
         if None not in (self.balance, self.hierarchical):
             raise ConfigInvalid(
                 "--balance and --hierarchical exclude each other", remedy="give one of them"
             )
         if self.by_cluster != has_centers:
             raise ConfigInvalid(
-                "--outliers, --balance and --hierarchical go together with --centers",
+                "--centers and one of --outliers, --balance and --hierarchical require each other",
                 remedy="give both or neither",
             )
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decision on each image, [N] each; its group is -1 outside of groups."""
+    """The decision on each image, [N] each.
+
+    reasons: why an image is left out; None if it is kept. groups: group of near duplicates, or -1.
+    """
 
     keep: NDArray[np.bool_]
     reasons: NDArray[np.object_]
@@ -105,7 +110,7 @@ class Decisions:
 
     @classmethod
     def read(cls, path: Path) -> "Decisions":
-        """Reads what `table` was written to."""
+        """Reads the file that `table` was written to."""
         table = pq.read_table(path, schema=SELECTION_SCHEMA)
         reasons: NDArray[np.object_] = table["reason"].to_numpy()
         groups = pc.fill_null(table["group"], -1).to_numpy()
@@ -113,16 +118,16 @@ class Decisions:
 
     @property
     def left(self) -> NDArray[np.int64]:
-        """Returns the rows that are still kept."""
+        """Returns the ids of the rows that are still kept."""
         return np.flatnonzero(self.keep)
 
     def leave_out(self, rows: NDArray[np.integer], reason: str) -> None:
-        """Leaves out those of the rows that are still kept; the first reason stays."""
+        """Leaves out the given rows; a row that was left out before keeps its reason."""
         rows = rows[self.keep[rows]]
         self.keep[rows], self.reasons[rows] = False, reason
 
     def facts(self) -> dict[str, int]:
-        """Returns the counts."""
+        """Returns the numbers of images, groups, kept images, and images left out per reason."""
         facts = {"images": len(self.keep), "groups": int(self.groups.max(initial=-1)) + 1}
         facts |= {"kept": int(self.keep.sum())}
         return facts | {reason: int((self.reasons == reason).sum()) for reason in REASONS}

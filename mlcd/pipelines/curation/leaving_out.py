@@ -1,4 +1,4 @@
-"""The steps of a curation: each leaves out images for a reason of its own."""
+"""The steps of a curation; each leaves out images for one reason."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,9 +39,9 @@ from mlcd.pipelines.encoded import PART_ENTRIES
 from mlcd.progress import Meter, Stages
 from mlcd.types import ISSUES, Embeddings, unit_rows
 
-_DIGITS: Final = 6  # sums of cosines differ beyond them
+_DIGITS: Final = 6  # sums of cosines are rounded to: later digits vary between machines
 _NOTE: Final = ".duplicates.npz"
-_MEMBERS: Final = 4096  # of a group that are in memory at a time
+_BLOCK_MEMBERS: Final = 4096  # members of a group in memory at a time
 
 
 def leave_out_issues(
@@ -51,7 +51,7 @@ def leave_out_issues(
     reporter: Stages,
     notes: Path | None,
 ) -> None:
-    """Leaves out the images with one of the issues, and those that can no longer be read."""
+    """Leaves out images that can no longer be read, and images with one of `options.issues`."""
     source, entries = open_embedded_images(embeddings)
     with reporter.stage("pixels", len(entries)) as meter:
         scores = image_scores(source, entries, meter=meter, notes=notes)
@@ -69,11 +69,11 @@ def leave_out_leaks(
     options: CurateOptions,
     reporter: Stages,
 ) -> None:
-    """Leaves out the near duplicates of images of the other set."""
+    """Leaves out near duplicates of images of the other set."""
     if against.fingerprint != embeddings.fingerprint:
         raise ConfigInvalid(
-            f"{against.artifact.path} are embeddings of another model",
-            remedy="embed both sets by one",
+            f"{against.artifact.path} and {embeddings.artifact.path} must be of the same model",
+            remedy="embed both sets with one model",
         )
     assert options.leaks is not None
     sets = _TwoSets(embeddings, against)
@@ -98,9 +98,9 @@ def leave_out_duplicates(
     reporter: Stages,
     notes: Path | None,
 ) -> None:
-    """Leaves out all but one of each group of near duplicates."""
+    """Leaves out all but one image of each group of near duplicates."""
     assert options.duplicates is not None
-    ranked, take = _ranking(embeddings, options.keep), embeddings.unit_rows_at
+    rank, take = _choose_rank(embeddings, options.keep), embeddings.unit_rows_at
     note = None if notes is None else notes / _NOTE
     with reporter.stage("duplicates", embeddings.num_rows) as meter:
         groups = duplicate_groups(
@@ -110,8 +110,8 @@ def leave_out_duplicates(
         decisions.groups[group.rows] = number
         remaining = group.rows[decisions.keep[group.rows]]
         if len(remaining):
-            best = ranked(remaining).argmax()
-            decisions.leave_out(np.delete(remaining, best), DUPLICATE)
+            best_member = rank(remaining).argmax()
+            decisions.leave_out(np.delete(remaining, best_member), DUPLICATE)
 
 
 def sample_clusters(
@@ -120,11 +120,12 @@ def sample_clusters(
     options: CurateOptions,
     centers: Artifact,
 ) -> None:
-    """Leaves out outliers, and then the images that the sample does not draw."""
-    opened = Centers.read(centers)
-    if opened.fingerprint != embeddings.fingerprint:
+    """Leaves out outliers, then the images that are not drawn into the sample."""
+    read_centers = Centers.read(centers)
+    if read_centers.fingerprint != embeddings.fingerprint:
         raise ConfigInvalid(
-            f"{centers.path} are centers of another model", remedy="cluster these embeddings"
+            f"{centers.path} and {embeddings.artifact.path} must be of the same model",
+            remedy="cluster these embeddings",
         )
     levels = read_groups(centers)
     if options.hierarchical is not None and not levels:
@@ -132,23 +133,23 @@ def sample_clusters(
             f"a hierarchical sample needs levels of clusters, found none in {centers.path}",
             remedy="make them with `mlcd cluster --levels K,K,…`",
         )
-    ids, distances = _nearest_centers(embeddings, opened)
+    ids, distances = _find_nearest_centers(embeddings, read_centers)
     if options.outliers is not None:
         remaining = decisions.left
         out = outliers(ids[remaining], distances[remaining], options.outliers)
         decisions.leave_out(remaining[out], OUTLIER)
-    remaining, num = decisions.left, options.balance
-    drawn = [ids[remaining]]
+    remaining, num_drawn = decisions.left, options.balance
+    groupings = [ids[remaining]]
     if options.hierarchical is not None:
-        num = options.hierarchical
-        drawn += [level[ids[remaining]] for level in levels]
-    if num is not None:
-        decisions.leave_out(remaining[~balanced(drawn, num, seed=options.seed)], SURPLUS)
+        num_drawn = options.hierarchical
+        groupings += [level[ids[remaining]] for level in levels]
+    if num_drawn is not None:
+        decisions.leave_out(remaining[~balanced(groupings, num_drawn, seed=options.seed)], SURPLUS)
 
 
 @dataclass(frozen=True)
 class _TwoSets:
-    """The rows of embeddings, and after them those of another set."""
+    """The rows of two sets of embeddings, concatenated: `own`, then `others`."""
 
     own: EmbeddingsArtifact
     others: EmbeddingsArtifact
@@ -158,7 +159,7 @@ class _TwoSets:
         return self.own.num_rows + self.others.num_rows
 
     def take(self, rows: NDArray[np.int64]) -> Embeddings:
-        """Returns unit rows by their numbers."""
+        """Returns the unit rows of these ids, [n, D]."""
         vectors = np.empty((len(rows), self.own.dimension), np.float32)
         own = rows < self.own.num_rows
         vectors[own] = self.own.unit_rows_at(rows[own])
@@ -166,7 +167,7 @@ class _TwoSets:
         return vectors
 
 
-def _nearest_centers(
+def _find_nearest_centers(
     embeddings: EmbeddingsArtifact, centers: Centers
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Returns the id of each row's nearest center, [N], and the distance to it, [N]."""
@@ -180,21 +181,23 @@ def _nearest_centers(
     return ids, distances
 
 
-# rank(members [n]) returns [n]: the highest is kept, of equals the first
+# rank(row ids [n]) returns scores [n]: the image with the highest is kept, of ties the first
 _Rank: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
 
-def _ranking(embeddings: EmbeddingsArtifact, keep: Keep) -> _Rank:
+def _choose_rank(embeddings: EmbeddingsArtifact, keep: Keep) -> _Rank:
     if keep == "largest":
-        return _sizes(embeddings).__getitem__
+        return _read_file_sizes(embeddings).__getitem__
     if keep == "best":
-        return lambda members: _likeness(members, embeddings)
+        return lambda members: _sum_cosines(members, embeddings)
     return lambda members: np.zeros(len(members))
 
 
-def _likeness(members: NDArray[np.int64], embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
-    """Returns the sum of each member's cosines with all of them."""
-    parts = [members[start : start + _MEMBERS] for start in range(0, len(members), _MEMBERS)]
+def _sum_cosines(members: NDArray[np.int64], embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
+    """Returns the sum of each member's cosines with all members, [n]."""
+    parts = [
+        members[start : start + _BLOCK_MEMBERS] for start in range(0, len(members), _BLOCK_MEMBERS)
+    ]
 
     def rows(part: NDArray[np.int64]) -> NDArray[np.float64]:
         return embeddings.unit_rows_at(part).astype(np.float64)
@@ -204,8 +207,8 @@ def _likeness(members: NDArray[np.int64], embeddings: EmbeddingsArtifact) -> NDA
     return np.round(np.concatenate(sums), _DIGITS)
 
 
-def _sizes(embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
-    """Returns the size of each image's file in bytes. Raises NotFound where they are gone."""
+def _read_file_sizes(embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
+    """Returns the size of each image's file in bytes, [N]. Raises NotFound for missing images."""
     _, entries = open_embedded_images(embeddings)
     return np.fromiter(entries.sizes_bytes(), np.float64, len(entries))
 
@@ -213,10 +216,10 @@ def _sizes(embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
 def image_scores(
     source: Source, entries: Entries, *, meter: Meter, notes: Path | None
 ) -> NDArray[np.float64]:
-    """Returns the pixel scores of each image, [N, 6]; NaN where an image cannot be used.
+    """Returns the pixel scores of each image, [N, 6]; NaN for an image that cannot be used.
 
-    notes: the folder of the finished parts, in hidden files, from which a killed process goes on;
-    None keeps none.
+    notes: folder for hidden files of finished parts, from which a repeated call resumes; None
+    writes none.
     """
     scores = np.full((len(entries), len(ISSUES)), np.nan)
     for start in range(0, len(entries), PART_ENTRIES):

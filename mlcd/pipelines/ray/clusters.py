@@ -1,10 +1,11 @@
-"""Clusters on a Ray cluster: each pass of k-means maps blocks of rows, and adds sums in a tree.
+"""K-means on a Ray cluster: each pass assigns blocks of rows in parallel and adds their sums in a
+tree.
 
-Where a worker does not hold all centers, each call has a block of rows and a block of centers, and
-the nearest of each block are compared by their exact scores.
+If the centers exceed the memory of a worker, each call compares a block of rows with a block of
+centers, and the nearest centers of all blocks are compared by their exact scores.
 
-The calls are stateless, so Ray repeats those of a lost node. Sums are of whole numbers, so the
-centers have the same bits as from one process.
+The calls are stateless, so Ray can repeat the calls of a lost node. Sums are of integers, so the
+centers have the same bits as from a single process.
 """
 
 from collections.abc import Callable
@@ -34,12 +35,12 @@ from mlcd.pipelines.ray.session import RayOptions, centers_at_once, ray_session
 from mlcd.progress import Reporter
 from mlcd.types import Embeddings
 
-_LEAST_ROWS, _MOST_ROWS = 8192, 1 << 20  # of a block
-_BLOCKS_EACH: Final = 2  # blocks for each worker
-# of a number of a center: itself, its sum, and what the scan makes of it
-_NUMBER_BYTES: Final = 16
+_MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS = 8192, 1 << 20
+_BLOCKS_PER_WORKER: Final = 2
+# memory per component of a center: its value, its sum, and the copies of the scan
+_COMPONENT_BYTES: Final = 16
 
-# The rows of one call: the location of the embeddings, the numbers of the rows, and the mean.
+# The rows of one call: the location of the embeddings, the ids of the rows, and the mean.
 _Block = tuple[str, NDArray[np.int64], NDArray[np.float32] | None]
 
 
@@ -52,52 +53,54 @@ def cluster_on_ray(
     *,
     announce: Callable[[str], None] = lambda _: None,
 ) -> Artifact:
-    """Does what `mlcd.pipelines.cluster.cluster` does, with the passes of k-means on Ray."""
+    """Runs `mlcd.pipelines.cluster.cluster`, with the passes of k-means on Ray."""
     with ExitStack() as session:
 
-        def find(
-            numbers: NDArray[np.int64] | None, mean: NDArray[np.float32] | None
+        def find_members(
+            row_ids: NDArray[np.int64] | None, mean: NDArray[np.float32] | None
         ) -> _MembersOnRay:
             ray = session.enter_context(ray_session(ray_options.address))
             calls = RayCalls(ray, ray_options, announce)
-            return _MembersOnRay(calls, embeddings, numbers, mean)
+            return _MembersOnRay(calls, embeddings, row_ids, mean)
 
-        return cluster(embeddings, out, options, reporter=reporter, find_members=find)
+        return cluster(embeddings, out, options, reporter=reporter, find_members=find_members)
 
 
 class _MembersOnRay:
-    """The `MemberSums` protocol by calls on the connected cluster."""
+    """The `MemberSums` protocol with calls on the connected Ray cluster."""
 
     def __init__(
         self,
         calls: RayCalls,
         embeddings: EmbeddingsArtifact,
-        numbers: NDArray[np.int64] | None,
+        row_ids: NDArray[np.int64] | None,
         mean: NDArray[np.float32] | None,
     ) -> None:
-        """numbers: those of the rows to cluster; None for all. mean: subtracted; None for none."""
+        """row_ids: ids of the rows to cluster; None for all. mean: to subtract; None for none."""
         self._calls = calls
-        numbers = np.arange(embeddings.num_rows) if numbers is None else numbers
-        self.assignment = np.full(len(numbers), -1, np.int32)
+        row_ids = np.arange(embeddings.num_rows) if row_ids is None else row_ids
+        self.assignment = np.full(len(row_ids), -1, np.int32)
         self._totals: ClusterSums | None = None
-        place = location_of(embeddings.artifact.path)
-        size = _block_rows(len(numbers), calls.num_workers)
-        self._slices = [slice(start, start + size) for start in range(0, len(numbers), size)]
-        self._blocks = [calls.share((place, numbers[own], mean)) for own in self._slices]
+        location = location_of(embeddings.artifact.path)
+        size = _choose_block_rows(len(row_ids), calls.num_workers)
+        self._slices = [slice(start, start + size) for start in range(0, len(row_ids), size)]
+        self._blocks = [
+            calls.share((location, row_ids[block_slice], mean)) for block_slice in self._slices
+        ]
 
     def assign(self, centers: Embeddings) -> int:
         num, dimension = centers.shape
-        at_once = centers_at_once(num, _NUMBER_BYTES * dimension, self._calls.memory_bytes)
+        at_once = centers_at_once(num, _COMPONENT_BYTES * dimension, self._calls.memory_bytes)
         if at_once < num:
             parts = [range(start, min(start + at_once, num)) for start in range(0, num, at_once)]
-            ids, sums = self._in_parts(centers, parts)
+            ids, sums = self._assign_in_parts(centers, parts)
         else:
-            ids, sums = self._at_once(centers)
+            ids, sums = self._assign_at_once(centers)
         moved = 0
-        for own, call in zip(self._slices, ids, strict=True):
+        for block_slice, call in zip(self._slices, ids, strict=True):
             block_ids = self._calls.result(call)
-            moved += int((block_ids != self.assignment[own]).sum())
-            self.assignment[own] = block_ids
+            moved += int((block_ids != self.assignment[block_slice]).sum())
+            self.assignment[block_slice] = block_ids
         self._totals = _join([self._calls.result(reference) for reference in sums])
         return moved
 
@@ -105,20 +108,26 @@ class _MembersOnRay:
         assert self._totals is not None
         return self._totals
 
-    def _at_once(self, centers: Embeddings) -> tuple[list[Any], list[Any]]:
-        """Returns the ids of each block of rows, and the sums of all, as references."""
-        to_all, is_first = self._calls.share(centers), self._totals is None
+    def _assign_at_once(self, centers: Embeddings) -> tuple[list[Any], list[Any]]:
+        """Returns references to the center ids of each block of rows, and to the sums of all."""
+        shared_centers, is_first = self._calls.share(centers), self._totals is None
         pairs = [
             self._calls.call(
-                _assign, block, to_all, None if is_first else self.assignment[own], num_returns=2
+                _assign,
+                block,
+                shared_centers,
+                None if is_first else self.assignment[block_slice],
+                num_returns=2,
             )
-            for own, block in zip(self._slices, self._blocks, strict=True)
+            for block_slice, block in zip(self._slices, self._blocks, strict=True)
         ]
         sums = self._calls.in_a_tree(_add, [sums for _, sums in pairs])
         return [ids for ids, _ in pairs], [sums]
 
-    def _in_parts(self, centers: Embeddings, parts: list[range]) -> tuple[list[Any], list[Any]]:
-        """Returns the ids of each block of rows, and the sums of each part of the centers."""
+    def _assign_in_parts(
+        self, centers: Embeddings, parts: list[range]
+    ) -> tuple[list[Any], list[Any]]:
+        """Returns references to the center ids per block of rows, and to the sums of each part."""
         calls = self._calls
         shared = [calls.share(centers[part.start : part.stop]) for part in parts]
         ids = []
@@ -132,8 +141,8 @@ class _MembersOnRay:
             calls.in_a_tree(
                 _add,
                 [
-                    calls.call(_sum, block, own, part)
-                    for block, own in zip(self._blocks, ids, strict=True)
+                    calls.call(_sum, block, block_ids, part)
+                    for block, block_ids in zip(self._blocks, ids, strict=True)
                 ],
             )
             for part in parts
@@ -141,35 +150,39 @@ class _MembersOnRay:
         return ids, sums
 
 
-def _block_rows(num_rows: int, num_workers: int) -> int:
-    return int(np.clip(-(-num_rows // (_BLOCKS_EACH * num_workers)), _LEAST_ROWS, _MOST_ROWS))
+def _choose_block_rows(num_rows: int, num_workers: int) -> int:
+    return int(
+        np.clip(
+            -(-num_rows // (_BLOCKS_PER_WORKER * num_workers)), _MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS
+        )
+    )
 
 
 def _assign(
     block: _Block, centers: Embeddings, previous: NDArray[np.int32] | None
 ) -> tuple[NDArray[np.int32], ClusterSums]:
-    return assign(_rows_of(block), centers, previous)
+    return assign(_open_block(block), centers, previous)
 
 
 def _assign_in_part(
     block: _Block, centers: Embeddings, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    return assign_in_block(_rows_of(block), centers, first)
+    return assign_in_block(_open_block(block), centers, first)
 
 
 def _sum(block: _Block, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
-    return sum_in_block(_rows_of(block), assignment, centers)
+    return sum_in_block(_open_block(block), assignment, centers)
 
 
-def _rows_of(block: _Block) -> UnitRows:
-    place, numbers, mean = block
-    return UnitRows(SelectedRows(_rows_at(place), numbers), mean)
+def _open_block(block: _Block) -> UnitRows:
+    location, row_ids, mean = block
+    return UnitRows(SelectedRows(_open_rows(location), row_ids), mean)
 
 
 @lru_cache(maxsize=1)
-def _rows_at(place: str) -> KeyedRows:
+def _open_rows(location: str) -> KeyedRows:
     """Opens the rows once for all calls in this process."""
-    return KeyedRows(EmbeddingsArtifact.open(fetch_copy(place)))
+    return KeyedRows(EmbeddingsArtifact.open(fetch_copy(location)))
 
 
 def _add(first: ClusterSums, second: ClusterSums) -> ClusterSums:
@@ -177,7 +190,7 @@ def _add(first: ClusterSums, second: ClusterSums) -> ClusterSums:
 
 
 def _join(parts: list[ClusterSums]) -> ClusterSums:
-    """Returns the sums of all centers; parts: those of blocks of them, in order."""
+    """Returns the sums of all centers from the sums of consecutive blocks of centers."""
     if len(parts) == 1:
         return parts[0]
     return ClusterSums(

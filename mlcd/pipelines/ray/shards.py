@@ -1,7 +1,7 @@
-"""Embeddings and labels on a Ray cluster: a worker there does what the worker of a job does.
+"""Embeds and labels on a Ray cluster, in the same shards as the workers of a job.
 
-A recipe opens the same shards on every node, and in the driver, which plans and publishes. The
-unfinished output is the only state: the same command goes on with it wherever it was left.
+Each node opens the shards from a recipe; so does the driver, which plans and publishes. The
+unfinished output is the only state, so a repeated command resumes.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,21 +29,21 @@ from mlcd.pipelines.resolve import model_everywhere, resolve_model
 from mlcd.pipelines.shard_parts import DraftShards, PartShards
 from mlcd.progress import Reporter
 
-# the owner of what is unfinished: any driver goes on with it
+# owner of unfinished output; the same for every driver, so any driver can resume it
 _OWNER: Final = "ray"
-_DRIVERS_CENTERS: Final = 65_536  # centers that the driver would hold at once
-# of a number of a center that a scan holds: itself and its rounding, and what checks them
-_NUMBER_BYTES: Final = 8
+_DRIVER_CENTERS: Final = 65_536  # centers in the driver's memory at a time
+# memory per component of a center in a scan: its value, its rounded value, and data for checks
+_COMPONENT_BYTES: Final = 8
 
 
 class Recipe(Protocol):
-    """The work in plain values. Every node opens it to shards of the same bytes."""
+    """The work as plain values. Every node opens it as shards that give the same bytes."""
 
     @property
     def stage(self) -> str: ...
 
     def within(self, memory_bytes: float) -> Self:
-        """Returns the recipe of a worker that has so much memory."""
+        """Returns the recipe for a worker with this much memory."""
         ...
 
     def open(self, num_threads: int) -> Iterator[DraftShards]: ...
@@ -51,7 +51,7 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True)
 class EmbedRecipe:
-    """The recipe of `mlcd embed`; all places are locations that every node reads."""
+    """The recipe of `mlcd embed`; every node must be able to read its locations."""
 
     images: str
     model: str
@@ -63,7 +63,7 @@ class EmbedRecipe:
     stage: str = "embed"
 
     def within(self, memory_bytes: float) -> Self:
-        del memory_bytes  # a part fits
+        del memory_bytes  # a part needs little memory
         return self
 
     def open(self, num_threads: int) -> Iterator[DraftShards]:
@@ -85,7 +85,7 @@ class EmbedRecipe:
 
 @dataclass(frozen=True)
 class LabelRecipe:
-    """The recipe of `mlcd label`; all places are locations that every node reads."""
+    """The recipe of `mlcd label`; every node must be able to read its locations."""
 
     options: LabelOptions
     out: str
@@ -96,7 +96,7 @@ class LabelRecipe:
             return self
         artifact = open_artifact(fetch_copy(self.options.centers), "centers")
         num, dimension = Centers.read(artifact, mapped=True).vectors.shape
-        at_once = centers_at_once(num, _NUMBER_BYTES * dimension, memory_bytes)
+        at_once = centers_at_once(num, _COMPONENT_BYTES * dimension, memory_bytes)
         block_centers = None if at_once >= num else at_once
         return replace(self, options=replace(self.options, centers_at_once=block_centers))
 
@@ -127,9 +127,9 @@ def embed_on_ray(
     part_entries: int | None = None,
     announce: Callable[[str], None] = lambda _: None,
 ) -> Artifact:
-    """Does what `mlcd.pipelines.embed.embed` does, by workers on Ray, with the same bytes."""
+    """Runs `mlcd.pipelines.embed.embed` with workers on Ray; gives the same bytes."""
     recipe = EmbedRecipe(
-        images=_everywhere(images),
+        images=_make_absolute(images),
         model=model_everywhere(model),
         out=location_of(out),
         encoder=encoder,
@@ -137,7 +137,7 @@ def embed_on_ray(
         selection=None if selection is None else location_of(selection),
         part_entries=part_entries,
     )
-    return _make(recipe, out, ray_options, reporter, announce)
+    return _run(recipe, out, ray_options, reporter, announce)
 
 
 def label_on_ray(
@@ -148,24 +148,24 @@ def label_on_ray(
     *,
     announce: Callable[[str], None] = lambda _: None,
 ) -> Artifact:
-    """Does what `mlcd.pipelines.label.label` does, by workers on Ray, with the same bytes.
+    """Runs `mlcd.pipelines.label.label` with workers on Ray; gives the same bytes.
 
-    The model of the options is one as the user names it: every node finds its own.
+    The model in the options must be as the user named it: every node resolves it itself.
     """
-    of_images = options.model is not None
-    everywhere = replace(
+    has_images = options.model is not None
+    node_options = replace(
         options,
-        source=_everywhere(options.source) if of_images else location_of(Path(options.source)),
+        source=_make_absolute(options.source) if has_images else location_of(Path(options.source)),
         centers=location_of(Path(options.centers)),
         model=None if options.model is None else model_everywhere(options.model),
         # the driver makes no part
-        centers_at_once=_DRIVERS_CENTERS if options.mode == "exact" else None,
+        centers_at_once=_DRIVER_CENTERS if options.mode == "exact" else None,
     )
-    recipe = LabelRecipe(everywhere, location_of(out))
-    return _make(recipe, out, ray_options, reporter, announce)
+    recipe = LabelRecipe(node_options, location_of(out))
+    return _run(recipe, out, ray_options, reporter, announce)
 
 
-def _make(
+def _run(
     recipe: Recipe,
     out: Path,
     ray_options: RayOptions,
@@ -173,7 +173,7 @@ def _make(
     announce: Callable[[str], None],
 ) -> Artifact:
     with (
-        gpus_hidden(ray_options.gpus),  # the driver plans for the engine of the workers
+        gpus_hidden(ray_options.gpus),  # the driver must choose the same engine as the workers
         contextmanager(recipe.open)(available_cores()) as shards,
     ):
         if shards.find_artifact() is None:
@@ -207,6 +207,6 @@ def _make_missing(
             make_shards(ray, opener, missing, ray_options, on_made=show, on_wait=announce)
 
 
-def _everywhere(images: str) -> str:
-    """Returns the place of images as other machines find it."""
+def _make_absolute(images: str) -> str:
+    """Returns the location of images as other machines can open it."""
     return images if is_url(images) else str(Path(images).absolute())

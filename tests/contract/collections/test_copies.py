@@ -82,7 +82,7 @@ def test_embeddings_of_another_model_stay_out(folder, place, tmp_path):
 
 def test_a_command_line_holds_no_password(folder):
     for out, said in (
-        ("postgresql://a:secret@h/d/n", "there is a password"),
+        ("postgresql://a:secret@h/d/n", "must not contain a password"),
         ("postgresql://h/d", "must name a collection"),
         ("postgresql://h", "must name a collection"),
     ):

@@ -114,7 +114,7 @@ def test_the_command_bounds_clusters_and_tells_what_that_costs(journey, tmp_path
     assert facts["bound"] == -(-facts["rows"] * 5 // (4 * 12))
     assert facts["largest"] <= facts["bound"]
     assert facts["objective"] <= facts["objective_unbounded"] + 1e-9
-    assert f"without the bound of {facts['bound']} rows a cluster" in made.stdout
+    assert f"without the limit of {facts['bound']} rows per cluster" in made.stdout
     members = pq.read_table(out / "members.parquet").to_pydict()
     assert members["key"] == EmbeddingsArtifact.open(journey / "embeddings").keys
     centers = Centers.open(out)
@@ -124,7 +124,7 @@ def test_the_command_bounds_clusters_and_tells_what_that_costs(journey, tmp_path
     assert Centers.open(tmp_path / "again").digest == centers.digest
     for wrong, why in (
         (("--clusters", 12, "--balanced", "--largest", 2), "12 clusters of at most 2 rows cannot"),
-        (("--clusters", 12, "--largest", 20), "give both"),
+        (("--clusters", 12, "--largest", 20), "--largest requires --balanced"),
     ):
         refused = call_mlcd("cluster", journey / "embeddings", tmp_path / "x", *wrong)
         assert (refused.returncode, why in refused.stderr) == (2, True), refused.stderr

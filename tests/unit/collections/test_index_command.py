@@ -138,7 +138,7 @@ def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
         refused("another process", collection, tmp_path / "f.parquet", "--export")
     out = tmp_path / "out"
     refused("exclude each other", embeddings, out, "--export", "--duplicates", "0.9")
-    refused("are for building a collection", embeddings, out, "--export", "--recall", "0.9")
+    refused("cannot be combined with --export", embeddings, out, "--export", "--recall", "0.9")
     refused("recall must be in", embeddings, out, "--recall", "1.5")
     refused("must be a cosine", embeddings, out, "--duplicates", "7")
     refused("no collection at", embeddings, out, "--export")
@@ -172,7 +172,7 @@ def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
     path = folder / "c"
     command = ("index", folder / "e", path, "--json")
     bounded = succeed(*command, "--thumbnail-bytes", "3000")
-    assert "have 3000 bytes, and the rest of the items none" in bounded.stderr
+    assert "reached 3000 bytes, so the remaining items have none" in bounded.stderr
     with Collection.open(path, read_only=True) as collection:
         some = len(keys) - len(collection.without_thumbnail())
         assert 0 < some < len(keys)
@@ -194,7 +194,7 @@ def test_a_collection_without_thumbnails_is_made_where_images_are_gone_or_not_wa
     gone = call_mlcd("index", folder / "e", folder / "gone")
     assert (bare.returncode, gone.returncode) == (0, 0), gone.stderr
     assert "thumbnails" not in bare.stdout + bare.stderr
-    assert "no thumbnails are made: the images of" in gone.stderr
+    assert "no thumbnails were made: the images of" in gone.stderr
     for name in ("bare", "gone"):
         with Collection.open(folder / name, read_only=True) as collection:
             assert len(collection.without_thumbnail()) == len(keys)
@@ -226,5 +226,5 @@ def test_a_layout_by_t_sne_is_the_same_again_and_pca_removes_it(pictured):
 def test_what_thumbnails_and_layouts_do_not_go_with(embeddings, tmp_path):
     for given in (("--export",), ("--duplicates", "0.9")):
         refuse(
-            "index --layout pca", embeddings, tmp_path / "c", *given, contains="for a collection"
+            "index --layout pca", embeddings, tmp_path / "c", *given, contains="cannot be combined"
         )

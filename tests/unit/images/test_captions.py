@@ -351,8 +351,8 @@ def test_what_a_table_names_and_is_not_there_is_counted(tmp_path):
             "line 2, must name an image, got .* file, caption",
         ),
         ("captions.csv", b'path,caption\na.jpg,"5 inch\nb.jpg,x\n', "line 2: a quote opens"),
-        ("captions.csv", b"path,caption\na.jpg,one, two\n", "line 2 has 3 fields"),
-        ("labels.csv", b"path,caption\na.jpg,one, two\n", "line 2 has 3 fields"),
+        ("captions.csv", b"path,caption\na.jpg,one, two\n", "line 2 must have 2 fields"),
+        ("labels.csv", b"path,caption\na.jpg,one, two\n", "line 2 must have 2 fields"),
     ],
 )
 def test_a_table_of_another_form_is_refused_with_what_was_seen(name, table, seen, tmp_path):

@@ -116,7 +116,7 @@ def test_embeddings_of_the_model_measure_the_same(two_tower_model, animals, jour
     )
     refuse("evaluate", *command, journey / "features", contains="was not made by")
     no_texts = call_mlcd("evaluate", "zero-shot", journey / "model", "--test", animals)
-    assert "embeds images and no texts" in no_texts.stderr
+    assert "embedding texts needs a text tower" in no_texts.stderr
 
 
 def test_two_evaluations_of_the_same_images_are_compared(two_tower_model, animals, tmp_path):

@@ -44,7 +44,7 @@ EVENT = (
 )
 # What later versions add.
 LATER = dict.fromkeys(("duplicates", "outliers", "balance", "hierarchical", "url_column"))
-LATER |= {"issues": [], "keep": "first", "seed": 0, "report": False}
+LATER |= {"issues": [], "keep": "first", "seed": 0, "report": False, "upload": None}
 LABELS = {"top": 3, "threshold": 0.25, "embeddings": True, "centers": "cccc"}
 LABELING_SPEC = JobSpec("label", "/in", "/out/0", fingerprint="aaaa", **LABELS)
 EMBEDDING_SPEC = JobSpec("embed", "/in", "/out/1", fingerprint="bbbb")
