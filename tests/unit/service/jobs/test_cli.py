@@ -14,7 +14,12 @@ from mlcd.service.jobs.cli import jobs
 from tests.conftest import free_port
 
 COMMANDS = {"submit": ["in", "out"], "list": [], "show": ["j"], "failures": ["j"], "cancel": ["j"]}
-COMMANDS |= {"retry": ["j"], "watch": ["j"], "webhook-test": ["https://a.example/"]}
+COMMANDS |= {
+    "retry": ["j"],
+    "watch": ["j"],
+    "download": ["j"],
+    "webhook-test": ["https://a.example/"],
+}
 
 
 @pytest.fixture(scope="module")
