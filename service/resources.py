@@ -59,7 +59,8 @@ from mlcd.service.jobs.roots import Roots
 from mlcd.service.jobs.service import JobService, open_job_service, open_jobs
 from mlcd.service.keys.rates import RateLimiter, open_rate_limiter
 from mlcd.service.keys.ring import KeyRing
-from mlcd.service.settings import Settings
+from mlcd.service.keys.usage import UsageLedger, open_usage
+from mlcd.service.settings import Files, Settings
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.types import Fingerprint
 
@@ -100,6 +101,7 @@ class Resources:
     tracer: "RequestTracer | None"
     keys: KeyRing | None
     rate_limiter: RateLimiter
+    usage: UsageLedger
     fetcher: Fetcher
     jobs: JobService | None
     batches: BatchStore | None
@@ -262,6 +264,10 @@ async def _open_all(
     rate_limiter = await stack.enter_async_context(
         open_rate_limiter(redis_url, metrics=metrics, keyed=keys is not None)
     )
+    state = _find_writable_state(settings)
+    usage = await stack.enter_async_context(
+        open_usage(redis_url, state, keep_days=settings.usage.keep_days)
+    )
     fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
     jobs = await stack.enter_async_context(open_job_service(settings))
     if jobs is not None:
@@ -285,19 +291,23 @@ async def _open_all(
         tracer=tracer,
         keys=keys,
         rate_limiter=rate_limiter,
+        usage=usage,
         fetcher=fetcher,
         jobs=jobs,
-        batches=_open_batches(stack, settings),
+        batches=None if state is None else _open_batches(stack, state, settings.files),
     )
 
 
-def _open_batches(stack: AsyncExitStack, settings: Settings) -> BatchStore | None:
+def _find_writable_state(settings: Settings) -> Path | None:
+    """Returns the state directory; None without one, or where the server can only read it."""
     if settings.state_dir is None:
         return None
     state = Path(settings.state_dir)
-    if state.exists() and not os.access(state, os.W_OK):
-        return None  # the server only searches
-    files = FileStore(state / "files", settings.files)
+    return None if state.exists() and not os.access(state, os.W_OK) else state
+
+
+def _open_batches(stack: AsyncExitStack, state: Path, settings: Files) -> BatchStore:
+    files = FileStore(state / "files", settings)
     stack.callback(files.close)
     return BatchStore(files)
 

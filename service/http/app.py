@@ -46,6 +46,7 @@ from mlcd.service.http.routes import (
     search,
     texts,
     thumbnails,
+    usage,
 )
 from mlcd.service.http.short_way import ShortWayMiddleware
 from mlcd.service.resources import Resources
@@ -58,6 +59,7 @@ _DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)
 _ROUTES: Final = (
     health,
     info,
+    usage,
     models,
     openai,
     cohere,
