@@ -1,4 +1,4 @@
-"""What API keys have used, by day."""
+"""The usage of API keys by day."""
 
 from datetime import date
 from typing import Literal
@@ -7,7 +7,7 @@ from mlcd.wire.shapes import WireAnswer
 
 
 class DayUsage(WireAnswer):
-    """What a key has used on a day (UTC). key: its id; null without keys. tokens: those of texts.
+    """The usage of a key on a day (UTC). key: its id; null without keys. tokens: those of texts.
     bytes: those of request bodies.
     """
 
@@ -21,8 +21,8 @@ class DayUsage(WireAnswer):
 
 
 class UsageList(WireAnswer):
-    """The days on which there was any, oldest first. store: `memory` holds what this server process
-    has counted since its start.
+    """The days with any usage, oldest first. store: `memory` has what this server process has
+    counted since its start.
     """
 
     object: Literal["list"]

@@ -1,4 +1,4 @@
-"""What each API key uses: counted in memory, and added to a store every few seconds."""
+"""The usage of each API key: counted in memory, and added to a store every few seconds."""
 
 import asyncio
 import logging

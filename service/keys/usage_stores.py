@@ -1,4 +1,4 @@
-"""The stores of usage: what each API key has used, by day."""
+"""The stores of the usage of API keys, by day."""
 
 import sqlite3
 from collections import Counter

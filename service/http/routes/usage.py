@@ -1,4 +1,4 @@
-"""The route of what API keys have used."""
+"""The route of the usage of API keys."""
 
 from datetime import date, datetime
 from typing import Annotated, Any, Final
@@ -21,7 +21,7 @@ _DAY_BYTES: Final = 120  # of a key's day in JSON
 _DATE: Final[dict[str, Any]] = {"format": "date"}
 
 
-@router.get("/v1/usage", dependencies=[needs()])
+@router.get("/v1/usage", dependencies=[needs()], responses={403: {}, 413: {}, 504: {}})
 async def usage(
     request: Request,
     resources: Opened,

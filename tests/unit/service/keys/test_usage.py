@@ -1,4 +1,4 @@
-"""What keys have used, in every store."""
+"""The usage of keys, in every store."""
 
 import asyncio
 import logging
