@@ -3,6 +3,7 @@
     backup.json    written last: the bytes and SHA-256 of every file, and the items of collections
     collections/   of each its ledger, thumbnails, layout and newest index; the rest is derived
     jobs/          the queue
+    usage.sqlite   the usage of API keys
     names/         the names that centers were given at the server
     keys.json      the API keys, where they are kept there
 
@@ -44,6 +45,7 @@ from mlcd.version import __version__
 BACKUP: Final = "backup.json"
 COLLECTIONS: Final = "collections"
 QUEUE: Final = Path("jobs") / "queue.sqlite"
+USAGE: Final = Path("usage.sqlite")
 NAMES: Final = "names"
 KEYS: Final = "keys.json"
 _DRAFT: Final = draft_path(Path("name")).suffix
@@ -152,13 +154,15 @@ def _fill(state: Path, draft: Path) -> Backup:
             continue
         if num is not None:
             items[name] = num
-    if (state / QUEUE).is_file():
+    for part in (QUEUE, USAGE):
+        if not (state / part).is_file():
+            continue
         try:
-            _copy_sqlite(state / QUEUE, draft / QUEUE)
+            _copy_sqlite(state / part, draft / part)
         except MlcdError as error:
             _refuse_to_go_on(error)
-            (draft / QUEUE).unlink(missing_ok=True)
-            left_out[str(QUEUE)] = str(error)
+            (draft / part).unlink(missing_ok=True)
+            left_out[str(part)] = str(error)
     for path in [*sorted((state / NAMES).glob("[!.]*.json")), state / KEYS]:
         with suppress(FileNotFoundError):
             _copy(path, draft / path.relative_to(state))
