@@ -1,24 +1,28 @@
 """The store of usage in a Redis that several servers share.
 
+mlcd:usage:days      set of the days that have counts
 mlcd:usage:DAY       hash: KEY:KIND to a count
 mlcd:usage:batch:ID  counts that were added, for a while
+
+Days have no time to live: a Redis that is shared with a cache may evict what has one.
 """
 
 import json
 from collections import Counter
 from collections.abc import Callable
-from datetime import date
+from datetime import date, timedelta
 from typing import Final, TypeVar
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from mlcd.errors import Unavailable
-from mlcd.service.keys.usage_stores import Usage, oldest_day, today
+from mlcd.service.keys.usage_stores import Usage, oldest_day
 from mlcd.service.redis_clients import open_redis_pool
 from mlcd.service.timings import DAY_S, USAGE_REDIS_S
 
 _PREFIX: Final = "mlcd:usage:"
+_DAYS: Final = f"{_PREFIX}days"
 # KEYS: that of the batch. ARGV: seconds until it is forgotten, the commands as JSON.
 _ADD: Final = """
 if redis.call('SET', KEYS[1], '1', 'NX', 'EX', ARGV[1]) then
@@ -45,34 +49,37 @@ class RedisUsage:
         self._client = Redis(connection_pool=self._pool)
 
     def add(self, batch_id: str, usage: Usage) -> None:
+        oldest = oldest_day(self._keep_days)
         commands = []
+        for day in self._find_days(date.min, oldest - timedelta(days=1)):
+            commands += [["DEL", f"{_PREFIX}{day}"], ["SREM", _DAYS, day]]
         for (day, key), counts in usage.items():
-            name = f"{_PREFIX}{day}"
+            commands.append(["SADD", _DAYS, day])
             commands += [
-                ["HINCRBY", name, f"{key}:{kind}", str(num)] for kind, num in counts.items()
+                ["HINCRBY", f"{_PREFIX}{day}", f"{key}:{kind}", str(num)]
+                for kind, num in counts.items()
             ]
-            commands.append(["EXPIRE", name, str(int(self._keep_days * DAY_S))])
         arguments = (f"{_PREFIX}batch:{batch_id}", str(int(DAY_S)), json.dumps(commands))
         self._ask(lambda: self._client.eval(_ADD, 1, *arguments))
 
     def read(self, first: date, last: date) -> Usage:
-        first = max(first, oldest_day(self._keep_days))
-        last = min(last, today())
-        ordinals = range(first.toordinal(), last.toordinal() + 1)
-        days = [date.fromordinal(ordinal).isoformat() for ordinal in ordinals]
-
-        def read_hashes() -> list[dict[str, str]]:
-            pipeline = self._client.pipeline(transaction=False)
-            for day in days:
-                pipeline.hgetall(f"{_PREFIX}{day}")
-            return pipeline.execute()
-
+        days = self._find_days(first, last)
         usage: Usage = {}
-        for day, counts in zip(days, self._ask(read_hashes), strict=True):
+        for day, counts in zip(days, self._ask(lambda: self._read_hashes(days)), strict=True):
             for field, num in counts.items():
                 key, _, kind = field.rpartition(":")
                 usage.setdefault((day, key), Counter())[kind] = int(num)
         return usage
+
+    def _find_days(self, first: date, last: date) -> list[str]:
+        days = map(str, self._ask(lambda: self._client.smembers(_DAYS)))
+        return sorted(day for day in days if first.isoformat() <= day <= last.isoformat())
+
+    def _read_hashes(self, days: list[str]) -> list[dict[str, str]]:
+        pipeline = self._client.pipeline(transaction=False)
+        for day in days:
+            pipeline.hgetall(f"{_PREFIX}{day}")
+        return pipeline.execute()
 
     def _ask(self, call: Callable[[], _Answer]) -> _Answer:
         try:
