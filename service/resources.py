@@ -3,6 +3,7 @@ closes them.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
@@ -60,6 +61,7 @@ from mlcd.service.jobs.webhook_sender import WebhookSender
 from mlcd.service.jobs.webhooks import WebhookStore
 from mlcd.service.keys.rates import RateLimiter, open_rate_limiter
 from mlcd.service.keys.ring import KeyRing
+from mlcd.service.keys.usage import UsageLedger, open_usage
 from mlcd.service.settings import Settings
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.types import Fingerprint
@@ -102,6 +104,7 @@ class Resources:
     tracer: "RequestTracer | None"
     keys: KeyRing | None
     rate_limiter: RateLimiter
+    usage: UsageLedger
     fetcher: Fetcher
     jobs: JobService | None
     batches: BatchStore | None
@@ -266,6 +269,9 @@ async def _open_all(
     rate_limiter = await stack.enter_async_context(
         open_rate_limiter(redis_url, metrics=metrics, keyed=keys is not None)
     )
+    usage = await stack.enter_async_context(
+        open_usage(redis_url, _find_writable_state(settings), keep_days=settings.usage.keep_days)
+    )
     fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
     jobs = await stack.enter_async_context(open_job_service(settings))
     if jobs is not None:
@@ -291,11 +297,20 @@ async def _open_all(
         tracer=tracer,
         keys=keys,
         rate_limiter=rate_limiter,
+        usage=usage,
         fetcher=fetcher,
         jobs=jobs,
         batches=batches,
         webhooks=webhooks,
     )
+
+
+def _find_writable_state(settings: Settings) -> Path | None:
+    """Returns the state directory; None without one, or where the server can only read it."""
+    if settings.state_dir is None:
+        return None
+    state = Path(settings.state_dir)
+    return None if state.exists() and not os.access(state, os.W_OK) else state
 
 
 def _open_batches(stack: AsyncExitStack, settings: Settings) -> BatchStore | None:

@@ -274,6 +274,13 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     ones."""
 
 
+class KeptUsage(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The usage of each key by day, in Redis with MLCD_REDIS_URL, else in MLCD_STATE_DIR."""
+
+    keep_days: Annotated[int, Field(ge=1, le=3650)] = 400
+    """Days until the counts of a day are removed."""
+
+
 class Thumbnails(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The thumbnails of items that are added by image or by an `index` job, kept beside each
     collection.
@@ -410,6 +417,7 @@ class Settings(BaseSettings):
     jobs: Jobs = Jobs()
     files: Files = Files()
     webhooks: Webhooks = Webhooks()
+    usage: KeptUsage = KeptUsage()
     collections: StoredCollections = StoredCollections()
     thumbnails: Thumbnails = Thumbnails()
     explore: Explore = Explore()

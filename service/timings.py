@@ -73,6 +73,12 @@ RATE_REDIS_S: Final = 0.25  # a request waits no longer to be counted
 # After a failure Redis is not asked for so long: meanwhile each server counts for itself.
 RATE_REDIS_REST_S: Final = 5.0
 
+# The usage of keys
+USAGE_FLUSH_S: Final = 5.0  # how often counts are added to their store; a crash loses so much
+USAGE_CLOSE_S: Final = 1.0  # at the end, for the last counts
+USAGE_REDIS_S: Final = 1.0  # to connect to Redis, and for its answer
+USAGE_SQLITE_S: Final = 1.0  # for other processes that write to the file
+
 # The queue of jobs
 FIRST_PAUSE_S: Final = 4.0  # after a task's first failure: a passing fault is over then
 LONGEST_PAUSE_S: Final = 60.0  # the longest pause after a later one; each is four times the last

@@ -3,6 +3,7 @@
     backup.json    written last: size and SHA-256 of every file, number of items per collection
     collections/   ledger, thumbnails, layout and newest index of each; other files are derived
     jobs/          the queue
+    usage.sqlite   the usage of API keys
     names/         the names that users gave centers on the server
     keys.json      the API keys, if the state directory contains them
 
@@ -44,6 +45,7 @@ from mlcd.version import __version__
 BACKUP: Final = "backup.json"
 COLLECTIONS: Final = "collections"
 QUEUE: Final = Path("jobs") / "queue.sqlite"
+USAGE: Final = Path("usage.sqlite")
 NAMES: Final = "names"
 KEYS: Final = "keys.json"
 _DRAFT_SUFFIX: Final = draft_path(Path("name")).suffix
@@ -152,13 +154,15 @@ def _copy_state(state: Path, draft: Path) -> Backup:
             continue
         if num_items is not None:
             items[name] = num_items
-    if (state / QUEUE).is_file():
+    for part in (QUEUE, USAGE):
+        if not (state / part).is_file():
+            continue
         try:
-            _copy_sqlite(state / QUEUE, draft / QUEUE)
+            _copy_sqlite(state / part, draft / part)
         except MlcdError as error:
             _raise_if_disk_full(error)
-            (draft / QUEUE).unlink(missing_ok=True)
-            left_out[str(QUEUE)] = str(error)
+            (draft / part).unlink(missing_ok=True)
+            left_out[str(part)] = str(error)
     for path in [*sorted((state / NAMES).glob("[!.]*.json")), state / KEYS]:
         with suppress(FileNotFoundError):
             _copy_file(path, draft / path.relative_to(state))

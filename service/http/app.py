@@ -47,6 +47,7 @@ from mlcd.service.http.routes import (
     search,
     texts,
     thumbnails,
+    usage,
     webhooks,
 )
 from mlcd.service.resources import Resources
@@ -59,6 +60,7 @@ _DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)
 _ROUTES: Final = (
     health,
     info,
+    usage,
     models,
     openai,
     cohere,

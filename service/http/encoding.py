@@ -18,7 +18,7 @@ from mlcd.service.inference.contract import refuse_when_down
 from mlcd.service.inference.outcomes import Encoded, Timings
 from mlcd.service.keys.rates import RequestAccount
 from mlcd.service.resources import Resources
-from mlcd.service.telemetry.request import count_images, stage_s
+from mlcd.service.telemetry.request import count_images, count_used, stage_s
 from mlcd.types import Embeddings, ImageBatch, unit_rows
 
 # A function that processes the fetched images of a request and their embeddings.
@@ -110,7 +110,7 @@ async def encode_pixels(
         "no-embedding", "the model finds nothing in this image to describe"
     )
     rejected = {int(row): no_embedding for row in np.flatnonzero(~encoded.embeddings.any(axis=1))}
-    resources.metrics.images(embedded=len(rows) - len(rejected), rejected=len(rejected))
+    _count_outcomes(resources, embedded=len(rows) - len(rejected), rejected=len(rejected))
     if rejected:
         raise StrictBatch.first_of(rejected, param=param)
     return encoded
@@ -153,7 +153,7 @@ async def _encode(
     deadline: float = request.state.deadline
     work = resources.pipeline.encode(images, deadline=deadline, account=account)
     encoded = await within_deadline(work, deadline)
-    resources.metrics.images(embedded=len(encoded.rows), rejected=len(encoded.errors))
+    _count_outcomes(resources, embedded=len(encoded.rows), rejected=len(encoded.errors))
     if (fetch_s := stage_s("fetch")) is None:
         return encoded
     return replace(encoded, timings=replace(encoded.timings, fetch_s=fetch_s))
@@ -165,8 +165,13 @@ def _refuse_rejected(
     if rejected := {
         index: image for index, image in enumerate(images) if isinstance(image, ImageRejected)
     }:
-        resources.metrics.images(embedded=0, rejected=len(rejected))
+        _count_outcomes(resources, embedded=0, rejected=len(rejected))
         raise StrictBatch.first_of(rejected, param=param)
+
+
+def _count_outcomes(resources: Resources, *, embedded: int, rejected: int) -> None:
+    resources.metrics.images(embedded=embedded, rejected=rejected)
+    count_used(images=embedded)
 
 
 def shorten(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:

@@ -28,6 +28,7 @@ _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 # Request ids must be unique, not secret: os.urandom would make a system call for each.
 _ids: Final = random.Random()  # noqa: S311 - nothing depends on an id being secret
+_FIRST_ERROR: Final = 400  # of HTTP's statuses
 _CLIENT_GONE: Final = 499  # nginx's status, used in metrics and logs only
 _IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
 # Bodies of these routes contain images, also as JSON. If the model has a text tower, JSON may
@@ -124,7 +125,9 @@ class _Exchange:
         message = await self._within_deadline()
         if message["type"] == "http.disconnect":
             self.client_gone = True
-        elif not message.get("more_body", False):
+            return message
+        self._record.used["bytes"] += len(message.get("body", b""))
+        if not message.get("more_body", False):
             self._is_complete = True
             if self._presence is not None:
                 self._presence.watch(self._cancel)
@@ -172,6 +175,10 @@ class _Exchange:
         self._resources.metrics.request(route, status, seconds)
         if self._record.counts:
             self._resources.metrics.inference_request(status, seconds, self._record.stages)
+            if status < _FIRST_ERROR:
+                self._resources.metrics.count_body_bytes(self._record.used["bytes"])
+                used = {"requests": 1, **self._record.used}
+                self._resources.usage.count(self._state.get("key"), used)
         tracer = self._resources.tracer
         if tracer is not None and self._span is not None:
             fingerprint = self._resources.encoder.fingerprint

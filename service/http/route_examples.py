@@ -126,6 +126,7 @@ _EXAMPLES: Final = {
     ),
     "GET /v1/models": ("", "/v1/models"),
     "GET /v1/info": ("", "/v1/info"),
+    "GET /v1/usage": ("", "/v1/usage?from=2026-11-01&to=2026-11-28"),
     "GET /v2": ("", "/v2"),
     "GET /health/ready": ("", "/health/ready"),
     "GET /metrics": ("", "/metrics"),

@@ -18,7 +18,7 @@ from mlcd.service.inference.served_texts import ServedTexts
 from mlcd.service.inference.text_pipeline import num_chars
 from mlcd.service.resources import Resources
 from mlcd.service.settings import Limits
-from mlcd.service.telemetry.request import count_texts
+from mlcd.service.telemetry.request import count_texts, count_used
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,9 @@ async def encode_texts(
     count_texts(len(texts))
     await resources.rate_limiter.take(key, _count_charged(texts, limits))
     owner = None if key is None else key.id
-    encoded_texts = await encode_with(
+    return await encode_with(
         tower, texts, deadline=request.state.deadline, reject_long=reject_long, owner=owner
     )
-    num_embedded = len(encoded_texts.encoded.rows)
-    tower.metrics.texts(embedded=num_embedded, rejected=len(texts) - num_embedded)
-    return encoded_texts
 
 
 def _count_charged(texts: Sequence[object], limits: Limits) -> int:
@@ -136,7 +133,14 @@ async def encode_with(
         timings = replace(encoded.timings, tokenize_s=tokens.seconds)
         return EncodedTexts(replace(encoded, timings=timings), tokens.num)
 
-    return await within_deadline(read_and_encode(), deadline)
+    encoded_texts = await within_deadline(read_and_encode(), deadline)
+    num_embedded = len(encoded_texts.encoded.rows)
+    num_tokens = encoded_texts.num_tokens
+    tower.metrics.texts(
+        embedded=num_embedded, rejected=len(texts) - num_embedded, tokens=num_tokens
+    )
+    count_used(texts=num_embedded, tokens=num_tokens)
+    return encoded_texts
 
 
 async def encode_items_strictly(

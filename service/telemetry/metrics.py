@@ -102,6 +102,10 @@ class Metrics:
         self._images = instruments.counter(
             "mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome"
         )
+        self._body_bytes = instruments.counter(
+            "mlcd_body_bytes_total",
+            "Bytes of the bodies of requests with images or texts that were answered.",
+        )
         self._decodes = instruments.seconds(
             "mlcd_decode_duration_seconds", "Time to decode one image, queueing included.", "format"
         )
@@ -234,6 +238,9 @@ class Metrics:
     def images(self, *, embedded: int, rejected: int) -> None:
         self._images.labels("embedded").inc(embedded)
         self._images.labels("rejected").inc(rejected)
+
+    def count_body_bytes(self, num: int) -> None:
+        self._body_bytes.inc(num)
 
     def observe_decoding(self, image_format: str, seconds: float) -> None:
         self._decodes.labels(image_format).observe(seconds)

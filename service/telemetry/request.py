@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,7 +23,8 @@ class RequestRecord:
 
     trace_headers: `traceparent` and `tracestate`, for calls to other services. num_images,
     num_texts: None if the request has no images or texts. stages: name to start and end, times of
-    time.perf_counter, from the first item's start to the last item's end.
+    time.perf_counter, from the first item's start to the last item's end. used: `images` and
+    `texts` that were embedded, the `tokens` of these texts, `bytes` of the body.
     """
 
     request_id: str
@@ -30,6 +32,7 @@ class RequestRecord:
     num_images: int | None = None
     num_texts: int | None = None
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)
+    used: Counter[str] = field(default_factory=Counter)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -69,6 +72,12 @@ def count_images(num: int) -> None:
 def count_texts(num: int) -> None:
     if (record := _current.get()) is not None:
         record.num_texts = num
+
+
+def count_used(**counts: int) -> None:
+    """Adds to what the current request has used."""
+    if (record := _current.get()) is not None:
+        record.used.update(counts)
 
 
 def took(stage: str, started: float, ended: float) -> None:

@@ -38,6 +38,9 @@ class TextMetrics:
         self._texts = instruments.counter(
             "mlcd_texts_total", "Texts of requests: embedded, or rejected.", "outcome"
         )
+        self._tokens = instruments.counter(
+            "mlcd_tokens_total", "Tokens of embedded texts, as the model reads them."
+        )
         self._tokenizations = instruments.seconds(
             "mlcd_tokenize_duration_seconds", "Time to tokenize the texts of a request."
         )
@@ -55,9 +58,10 @@ class TextMetrics:
             "mlcd_text_engine_restarts_total", "Times the process of the text engine was replaced."
         )
 
-    def texts(self, *, embedded: int, rejected: int) -> None:
+    def texts(self, *, embedded: int, rejected: int, tokens: int) -> None:
         self._texts.labels("embedded").inc(embedded)
         self._texts.labels("rejected").inc(rejected)
+        self._tokens.inc(tokens)
 
     def observe_tokenization(self, seconds: float) -> None:
         self._tokenizations.observe(seconds)

@@ -36,6 +36,7 @@ VIEWS = {
     "a selection": "#/map?lasso=-2,-2,2,-2,2,2,-2,2",
     "duplicates": "#/duplicates?similarity=0.9",
     "jobs": "#/jobs",
+    "usage": "#/usage",
     "nothing": "#/nowhere",
 }
 
@@ -484,6 +485,51 @@ def test_a_wrong_key_is_told_and_a_right_one_opens_pictures_too(
         page.open(f"{server.url}/#/clusters")
         page.shows("Enter an API key")  # it was nowhere but in the page's memory
         page.problems.clear()
+
+
+def test_the_usage_of_a_key_is_shown_by_day_and_an_admin_chooses_a_key(
+    walk, page, photographs, centers, tmp_path
+):
+    keys = tmp_path / "keys.json"
+    now = datetime.now(UTC)
+    (key, token), (_, other), (_, admin) = (
+        create_key(keys, "test", scopes=scopes, now=now)
+        for scopes in (["search", "embed"], ["search", "embed"], ["admin"])
+    )
+    picture = (photographs / ORIGINAL).read_bytes()
+    with serving(
+        "hog", centers=centers, state_dir=tmp_path / "state", auth__keys_file=keys
+    ) as server:
+        for sender, num in ((token, 2), (other, 3)):
+            files = [("files", picture)] * num
+            headers = {"X-API-Key": sender}
+            answer = httpx.post(f"{server.url}/v1/images/embed", files=files, headers=headers)
+            assert answer.status_code == 200
+
+        def enter(key):
+            walk(server, "#/usage")
+            page.shows("Enter an API key")
+            page.type(".key input", key)
+            page.click(".key button")
+            page.until("document.querySelector('.usage tbody tr')")
+            page.problems.clear()  # the browser's own lines about refusals
+
+        def images():
+            return page.value("document.querySelector('.usage tbody td:nth-of-type(2)').innerText")
+
+        enter(token)
+        assert page.count(".usage tbody tr") == 1
+        assert now.date().isoformat() in page.value("document.querySelector('.usage').innerText")
+        assert images() == "2"
+        assert page.count(".usage .bar") == 1
+        assert page.count(".tools select") == 0
+        enter(admin)
+        assert images() == "5"
+        page.value(
+            f"(s => (s.value = '{key.id}', s.dispatchEvent(new Event('change'))))"
+            "(document.querySelector('.tools select'))"
+        )
+        page.until("document.querySelector('.usage tbody td:nth-of-type(2)').innerText == '2'")
 
 
 def test_a_server_that_goes_and_comes_back_is_noticed_both_times(walk, page, centers, tmp_path):

@@ -4,6 +4,7 @@ import json
 import shutil
 import sqlite3
 import threading
+from collections import Counter
 from contextlib import closing
 
 import numpy as np
@@ -15,10 +16,12 @@ from mlcd.collections.store import Collections
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.pipelines.backup import back_up, restore
+from mlcd.service.keys.usage_stores import SqliteUsage, today
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, run_mlcd, run_python, succeed
 
 FINGERPRINT, DIMENSION = "f" * 64, 8
+USAGE = {(today().isoformat(), "0123abcd"): Counter(requests=2, images=5)}
 VECTORS = unit_rows(np.random.default_rng(0).standard_normal((200, DIMENSION)))
 
 
@@ -45,6 +48,7 @@ def state(tmp_path):
         connection.execute("CREATE TABLE jobs (id)")
         connection.execute("INSERT INTO jobs VALUES (7)")
         connection.commit()
+    SqliteUsage(state / "usage.sqlite", 400).add("b1", USAGE)
     (state / "names").mkdir()
     (state / "names" / "0a.json").write_text("{}")
     (state / "names" / ".lock").touch()
@@ -94,6 +98,7 @@ def test_a_restored_backup_is_the_state_without_what_is_derived(state, tmp_path)
         "jobs/queue.sqlite",
         "keys.json",
         "names/0a.json",
+        "usage.sqlite",
     ]
     assert files(again) == sorted(expected)
     assert files(out) == sorted([*expected, "backup.json"])
@@ -102,6 +107,7 @@ def test_a_restored_backup_is_the_state_without_what_is_derived(state, tmp_path)
         assert content(again, name) == content(state, name)
     with closing(sqlite3.connect(again / "jobs" / "queue.sqlite")) as connection:
         assert connection.execute("SELECT id FROM jobs").fetchall() == [(7,)]
+    assert SqliteUsage(again / "usage.sqlite", 400).read(today(), today()) == USAGE
 
 
 def test_new_items_of_a_restored_collection_have_their_own_vectors(state, tmp_path):

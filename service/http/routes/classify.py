@@ -194,7 +194,6 @@ async def _embed_names(
             index, error = min(encoded.errors.items())
             raise _bad_name((start + index) // num_templates, error)
         rows.append(encoded.embeddings)
-    tower.metrics.texts(embedded=len(prompts), rejected=0)
     shape = (len(options.names), num_templates, -1)
     return await loop.run_in_executor(
         resources.compute, lambda: class_rows(np.concatenate(rows).reshape(shape))

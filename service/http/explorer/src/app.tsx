@@ -22,6 +22,7 @@ import { Jobs } from "./views/jobs";
 import { MapView } from "./views/map";
 import { Search } from "./views/search";
 import { Skipped } from "./views/skipped";
+import { Usage } from "./views/usage";
 import type { Exploration } from "./wire";
 
 export interface View {
@@ -37,6 +38,7 @@ const VIEWS: Record<string, { title: string; show: (given: View & { part?: strin
   duplicates: { title: "Duplicates", show: (given) => <Duplicates {...given} /> },
   skipped: { title: "", show: () => <Skipped /> },
   jobs: { title: "Jobs", show: (given) => (given.part ? <JobView id={given.part} /> : <Jobs />) },
+  usage: { title: "Usage", show: () => <Usage /> },
 };
 
 /** The parameters with which a view is about something else. */

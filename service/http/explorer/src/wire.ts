@@ -201,3 +201,18 @@ export interface SkippedFiles {
   total: number;
   files: { key: string; reason: string; detail: string }[];
 }
+
+export interface DayUsage {
+  date: string;
+  key: string | null;
+  requests: number;
+  images: number;
+  texts: number;
+  tokens: number;
+  bytes: number;
+}
+
+export interface UsageList {
+  store: "memory" | "sqlite" | "redis";
+  data: DayUsage[];
+}
