@@ -27,7 +27,7 @@ from PIL.Image import Transpose
 from mlcd.errors import ImageRejected
 from mlcd.images.bounded import BoundedFile, check_scans
 from mlcd.images.heic import HEIC, has_heic, is_heic, open_heic
-from mlcd.images.jpeg import has_simplejpeg, require_simplejpeg, shrunk
+from mlcd.images.jpeg import decode_shrunk, has_simplejpeg, require_simplejpeg
 from mlcd.images.jpeg_end import load_without_end
 from mlcd.images.png import drop_unneeded_chunks, scale_transparency
 from mlcd.images.tiff import check_layout, gray_range, refuse_unknown_layout
@@ -199,7 +199,7 @@ def _decode(
                 small = (
                     None
                     if shortest is None
-                    else shrunk(opened.data, image, shortest=shortest(image.size))
+                    else decode_shrunk(opened.data, image, shortest=shortest(image.size))
                 )
                 picture, extent = small or (_load(image, opened.data), image.size)
                 # The EXIF of the whole file decides, before conversions drop it.

@@ -290,7 +290,7 @@ def test_parquet_keeps_null_classes_and_refuses_what_is_no_image_or_has_two_name
     }
     for column in (["x", "y"], [1, 2], [[1], [2]], [{"path": "x"}, {"path": "y"}]):
         pq.write_table(pa.table({"image": column}), tmp_path / "b.parquet")
-        with pytest.raises(InvalidInput, match="image column holds"):
+        with pytest.raises(InvalidInput, match="image column must hold encoded files"):
             open_source(str(tmp_path / "b.parquet")).entries  # noqa: B018
     pq.write_table(pa.table({"key": ["a", "a"], "image": [png(1), png(2)]}), tmp_path / "c.parquet")
     with pytest.raises(InvalidInput, match="two images named a"):
@@ -427,7 +427,7 @@ def test_a_list_of_files_is_read_with_keys_below_its_folder(tmp_path):
     }
     for line, message in (
         ("../out.png", "outside of its folder"),
-        ("dog/3.png", "dog/3.png, which is not there"),
+        ("dog/3.png", "dog/3.png, which does not exist"),
     ):
         listed.write_text(f"cat/1.png\n{line}\n")
         with pytest.raises(InvalidInput, match=message):

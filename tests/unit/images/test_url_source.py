@@ -158,7 +158,7 @@ def test_urls_and_keys_are_the_identity_and_captions_stay(tmp_path):
     ("given", "message"),
     [
         ({"column": "link"}, "lacks the column link: give one of url, size"),
-        ({"column": "size"}, "must hold texts: give the one that holds URLs"),
+        ({"column": "size"}, "must hold texts: give the column of URLs"),
     ],
 )
 def test_a_wrong_column_is_told(tmp_path, given, message):
