@@ -70,7 +70,7 @@ async def test_a_batch_is_no_larger_than_what_fits_into_the_time_by_what_was_mea
     ("spec", "error", "message"),
     [
         ("absent", NotFound, "the model absent does not exist"),
-        ("fake:latency=5", ConfigInvalid, "latency is not understood"),
+        ("fake:latency=5", ConfigInvalid, "the option latency is unknown"),
     ],
 )
 async def test_what_keeps_it_from_opening_is_told_as_it_is(spec, error, message):
