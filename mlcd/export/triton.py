@@ -250,7 +250,7 @@ def _collect_facts(
         facts[earlier_version], sizes = read_facts(artifact)
         if sizes != tower.sizes:
             raise Conflict(
-                f"all versions of a model need the same sizes, got {tower.sizes} and {sizes} in"
+                f"all versions of a model need the same sizes, got {tower.sizes}; and {sizes} in"
                 f" {artifact.path}",
                 remedy="give another --name",
             )

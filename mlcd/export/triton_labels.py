@@ -64,8 +64,8 @@ def export_labels(
     """
     if centers.fingerprint != version.fingerprint:
         raise ConfigInvalid(
-            f"the centers must have the fingerprint of the model {version.path}, got"
-            f" {centers.fingerprint}",
+            f"the centers are those of another model: they must have the fingerprint"
+            f" {version.fingerprint} of {version.path}, got {centers.fingerprint}",
             remedy="cluster the model's own embeddings",
         )
     if top < 1:

@@ -131,11 +131,11 @@ def read_facts(version: Artifact) -> tuple[Mapping[str, str], str]:
 
 
 def _image_sizes(dimension: int, preprocess: PreprocessSpec) -> str:
-    return f"{dimension} numbers of {preprocess.crop} x {preprocess.crop} pixels"
+    return f"dimension {dimension}, images of {preprocess.crop} x {preprocess.crop} pixels"
 
 
 def _text_sizes(settings: TextSettings) -> str:
-    return f"{settings.dimension} numbers of {settings.context_length} tokens"
+    return f"dimension {settings.dimension}, texts of {settings.context_length} tokens"
 
 
 def _image_facts(fingerprint: Fingerprint, preprocess: PreprocessSpec) -> Mapping[str, str]:

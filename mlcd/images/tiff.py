@@ -74,6 +74,6 @@ def _num_bits(tags: ImageFileDirectory_v2) -> int:
 def _layout_rejection(tags: ImageFileDirectory_v2) -> ImageRejected:
     return ImageRejected(
         "unsupported-format",
-        f"unsupported TIFF layout: {_num_bits(tags)} bits, photometric interpretation"
+        f"unsupported layout: a TIFF of {_num_bits(tags)} bits, photometric interpretation"
         f" {int(tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, 0))}",
     )
