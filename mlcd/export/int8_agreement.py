@@ -51,8 +51,8 @@ class Int8Agreement:
         """Raises ConfigInvalid if the mean cosine is below `min_mean`."""
         if not self.mean_cosine >= min_mean:
             raise ConfigInvalid(
-                f"int8 changes {name} too much: the mean cosine to fp32 must be at least {min_mean},"
-                f" got {self.mean_cosine:.6f} on {self.num} held-out images",
+                f"int8 changes {name} too much: the mean cosine to fp32 must be at least"
+                f" {min_mean}, got {self.mean_cosine:.6f} on {self.num} held-out images",
                 remedy="nothing was written; use fp32 or bf16, or calibrate on more images that"
                 " resemble the images to embed",
             )

@@ -116,11 +116,8 @@ def _make_server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
     """Returns a server that ends by one of the signals `stops`."""
     settings = resources.settings
     limits = settings.limits
-    bounds = ConnectionBounds(
-        most=affordable(limits.max_connections),
-        exchange_s=limits.deadline_s,
-        metrics=resources.metrics,
-    )
+    most = affordable(limits.max_connections)
+    bounds = ConnectionBounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
     config = uvicorn.Config(
         app,
         # a partial, which uvicorn calls as it would call the class that it expects

@@ -1,4 +1,4 @@
-"""`mlcd worker`."""
+"""The command `mlcd worker`."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ from mlcd.service.telemetry.logs import configure_logs
 from mlcd.service.worker.loop import Worker
 from mlcd.service.worker.task import TaskRunner
 
-_LONGEST_NAME = 128
+_MAX_NAME_CHARS = 128
 
 
 @click.command()
@@ -41,9 +41,9 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
     ignore_hangups()
     settings = read_settings(options, file=config)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
-    if not name.isprintable() or len(name) > _LONGEST_NAME:
+    if not name.isprintable() or len(name) > _MAX_NAME_CHARS:
         raise ConfigInvalid(
-            f"--name has more than {_LONGEST_NAME} characters, or some that cannot be printed"
+            f"--name must have at most {_MAX_NAME_CHARS} characters, all printable, got {name!a}"
         )
     if not settings.jobs.roots:
         raise ConfigInvalid("jobs are off", remedy="set MLCD_JOBS__ROOTS as for the server")
@@ -53,7 +53,7 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
     with open_worker_resources(settings, _announce) as resources:
         jobs = settings.jobs
         runner = TaskRunner(resources.equipment, resources.roots, shard_images=jobs.shard_images)
-        click.echo(f"worker {name}: {_model(resources)}")
+        click.echo(f"worker {name}: {_describe_model(resources)}")
         Worker(
             resources.queue,
             runner,
@@ -68,7 +68,7 @@ def _announce(line: str) -> None:
     click.echo(f"mlcd: {line}", err=True)
 
 
-def _model(resources: WorkerResources) -> str:
+def _describe_model(resources: WorkerResources) -> str:
     encoder, centers = resources.equipment.encoder, resources.equipment.centers
     num_centers = 0 if centers is None else len(centers.centers.vectors)
     return f"{encoder.name} ({encoder.engine}, {num_centers} centers)"
