@@ -195,7 +195,7 @@ def _measure(fit: _Fit, held_out: Pivots) -> dict[str, Any]:
     for rank in _RECALLS:
         facts[f"bridge_recall_at_{rank}"] = round(float((num_better < rank).mean()), 4)
     if held_out.has_names:
-        scores, right = _score_answers(fit, held_out)
+        name_scores, right = _score_answers(fit, held_out)
         facts["bridge_classes"] = len(held_out.names)
-        facts["bridge_zero_shot"] = round(float((scores.argmax(axis=1) == right).mean()), 4)
+        facts["bridge_zero_shot"] = round(float((name_scores.argmax(axis=1) == right).mean()), 4)
     return facts

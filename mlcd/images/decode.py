@@ -145,7 +145,7 @@ def list_formats() -> tuple[str, ...]:
 
 
 def format_of(data: bytes) -> str:
-    """Returns one of FORMATS or "HEIC", by the first bytes alone, or "other"."""
+    """Returns one of FORMATS, "HEIC" or "other", from only the first bytes."""
     if is_heic(data):
         return HEIC
     Image.init()
@@ -155,7 +155,7 @@ def format_of(data: bytes) -> str:
 
 
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
-    """Returns width times height, by the header alone.
+    """Returns width times height, from only the header.
 
     Raises ImageRejected if `decode` would reject the header.
     """
@@ -165,7 +165,7 @@ def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
 
 
 def open_image(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> OpenedImage:
-    """Reads the header alone. Raises what `num_pixels` raises."""
+    """Reads only the header. Raises the errors of `num_pixels`."""
     _check_length(data, limits)
     try:
         with warnings.catch_warnings():

@@ -45,7 +45,7 @@ class ExplorationFailed(MlcdError):
 
 @click.command()
 @click.argument("photos", required=False)
-@click.option("--model", default=STARTER, show_default=True, help="As `mlcd serve` takes it.")
+@click.option("--model", default=STARTER, show_default=True, help="As for `mlcd serve`.")
 @click.option(
     "--clusters", type=click.IntRange(1), help="How many groups.  [default: chosen by the pictures]"
 )
@@ -53,14 +53,16 @@ class ExplorationFailed(MlcdError):
     "--state",
     "state_dir",
     type=click.Path(path_type=Path),
-    help="Where it is kept.  [default: in the user's cache, by place and model]",
+    help="Directory for the results.  [default: in the user's cache, by place and model]",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--no-browser", is_flag=True, help="Open no browser.")
-@click.option("--once", is_flag=True, help="Make everything, and end.")
-@click.option("--list", "list_", is_flag=True, help="Show what is kept, and end.")
-@click.option("--forget", "forget_", is_flag=True, help="Remove what is kept of PHOTOS, and end.")
+@click.option("--once", is_flag=True, help="Process everything, then exit.")
+@click.option("--list", "list_", is_flag=True, help="List what is stored, then exit.")
+@click.option(
+    "--forget", "forget_", is_flag=True, help="Remove what is stored for PHOTOS, then exit."
+)
 def explore(
     photos: str | None,
     model: str,
@@ -75,8 +77,8 @@ def explore(
 ) -> None:
     """See PHOTOS grouped, named and searchable, in the browser.
 
-    PHOTOS: a folder, a glob, tar shards, parquet, zip, or a URL of these. Ctrl-C ends it; the next
-    run goes on, and takes in new, changed and deleted pictures.
+    PHOTOS: a folder, a glob, tar shards, parquet, zip, or a URL of these. Ctrl-C stops; the next
+    run resumes, with new, changed and deleted pictures.
     """
     if list_:
         _list_states()

@@ -24,11 +24,9 @@ _MAX_NAME_CHARS = 128
     "--model", help="As for `mlcd serve`: jobs are done by the model that they were submitted to."
 )
 @click.option("--centers", help="Centers to label with; default: those shipped with the model.")
-@click.option(
-    "--state", "state_dir", help="Directory that holds the queue, where it is not in Redis."
-)
-@click.option("--name", help="What the worker is called in the queue.  [default: HOST-PROCESS]")
-@click.option("--drain", is_flag=True, help="End when no job of this model is left.")
+@click.option("--state", "state_dir", help="Directory of the queue, unless the queue is in Redis.")
+@click.option("--name", help="The worker's name in the queue.  [default: HOST-PROCESS]")
+@click.option("--drain", is_flag=True, help="Exit when no job of this model is left.")
 @click.option(
     "--config", type=click.Path(), help="File of lines as `mlcd serve --print-config` writes them."
 )

@@ -1,4 +1,4 @@
-"""Opens an encoder with blocking calls (the `Encoder` protocol) for processes that are no servers.
+"""Opens an encoder with blocking calls (the `Encoder` protocol), for processes without a server.
 
 It computes in this process, or is Triton's asynchronous encoder in a separate event loop.
 """
