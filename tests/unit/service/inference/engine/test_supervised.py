@@ -91,7 +91,7 @@ async def test_killed_it_fails_who_waits_at_once_and_comes_back():
         assert all(isinstance(outcome, Unavailable) for outcome in await waiting)
         assert time.monotonic() - started < 0.2
         await until(lambda: not running.up)
-        with pytest.raises(Unavailable, match="started again"):
+        with pytest.raises(Unavailable, match="is restarting"):
             await running.encode(pictures(1))
         await running.wait_up()
         assert running.pid != first
