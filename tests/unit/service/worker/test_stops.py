@@ -203,9 +203,9 @@ def test_a_lease_that_cannot_be_renewed_ends_the_work(
         task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
         queue.finish_plan(task, [8] * 5)
         task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
-        worker._begin(task)
+        worker._start(task)
         while worker._task:
-            worker._attend(worker._task)
+            worker._poll(worker._task)
     assert queue.get(job.id).shards_done == 0
     assert not list(draft_path(tmp_path / "out").glob("part-*"))
 
