@@ -118,7 +118,7 @@ def test_a_list_of_objects_is_read_and_a_shard_compared_with_its_checksum(store,
     source = open_source(str(listed), urls=UrlOptions())
     assert [entry.class_name for entry in source.entries] == [path.parent.name for path in names]
     assert reads(str(listed)) == [path.read_bytes() for path in names]
-    with pytest.raises(InvalidInput, match="nothing is fetched here"):
+    with pytest.raises(InvalidInput, match="this command does not fetch"):
         open_source(str(listed))
     assert read_checksum(files, "bucket/digits.tar") is not None
     assert reads("s3://bucket/digits.tar") == [path.read_bytes() for path in names]

@@ -238,7 +238,7 @@ def test_what_cannot_be_loaded_is_refused_and_the_version_before_goes_on(triton,
         refused(409, "Triton cannot load the model", {"version": 3})
         assert "secret" not in load(gateway, {"version": 3}).text
         add_version(triton.repository, OTHER_SHAPE)
-        refused(503, "than its configuration says", {"version": 3})
+        refused(503, "unlike its configuration", {"version": 3})
         assert embed(client, picture[1] + b"new").headers["x-mlcd-fingerprint"] == before
         assert gateway.ready()
 

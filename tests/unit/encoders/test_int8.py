@@ -60,7 +60,7 @@ def test_a_cpu_without_the_instructions_refuses_it(monkeypatch, journey):
 def test_a_model_without_the_graph_is_refused_with_the_command_that_makes_it(int8, journey):
     with pytest.raises(
         ConfigInvalid,
-        match=r"int8 needs a graph in int8, which .* lacks: make one with `mlcd quantize",
+        match=r"int8 needs an int8 graph, which .* lacks: make one with `mlcd quantize",
     ):
         open_encoder(str(journey / "model"), IN_INT8)
 
