@@ -1,1 +1,1 @@
-"""The server of models, with REST in front and an encoder behind. It contains no science."""
+"""The REST server of models. Algorithms are in the other packages of mlcd."""

@@ -10,9 +10,8 @@ _Result = TypeVar("_Result")
 
 
 async def within_deadline(awaitable: Awaitable[_Result], deadline: float) -> _Result:
-    """Returns the result of the work, or cancels it when the loop's clock passes `deadline`.
-
-    Raises DeadlineExceeded then.
+    """Returns the result of the work; when the loop's clock passes `deadline`, cancels the work and
+    raises DeadlineExceeded.
     """
     try:
         async with asyncio.timeout_at(deadline):

@@ -1,4 +1,4 @@
-"""The errors that the service adds to those of the core, about requests, keys and jobs."""
+"""The errors of the service, about requests, keys and jobs; `mlcd.errors` has the others."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -27,7 +27,7 @@ class BadRequest(InvalidInput):
 
 
 class InvalidField(InvalidInput):
-    """A field of a well-formed request that the core refuses. param: the field."""
+    """A field of a well-formed request is invalid. param: name of the field."""
 
     def __init__(self, error: InvalidInput, *, param: str) -> None:
         super().__init__(error.message, remedy=error.remedy)
@@ -45,12 +45,12 @@ class TooLarge(InvalidInput):
 
 
 class QuotaExceeded(TooLarge):
-    """An API key would have more files, or more bytes of them, than it may."""
+    """An API key would exceed its number or bytes of files."""
 
     name = "too-large"
 
-    def __init__(self, most: str, *, limit: str) -> None:
-        super().__init__(f"an API key may have at most {most}; delete some first", limit=limit)
+    def __init__(self, quota: str, *, limit: str) -> None:
+        super().__init__(f"an API key may have at most {quota}; delete some first", limit=limit)
 
 
 class StorageFull(MlcdError):
@@ -66,7 +66,7 @@ class StorageFull(MlcdError):
 
 
 class TooSlow(InvalidInput):
-    """A body comes so slowly that it keeps memory for too long."""
+    """A body arrives so slowly that it occupies memory for too long."""
 
     name = "request-timeout"
 
@@ -76,7 +76,7 @@ class TooSlow(InvalidInput):
 
 
 class Misdirected(InvalidInput):
-    """The Host header has a name that this server does not have."""
+    """The Host header has a name that does not belong to this server."""
 
     name = "misdirected-request"
 
@@ -94,31 +94,31 @@ class NotAcceptable(InvalidInput):
 
 
 class Unsupported(InvalidInput):
-    """The body is of a media type that this route does not take."""
+    """The body has a media type that this route does not accept."""
 
     name = "unsupported-media-type"
 
 
 class Unauthorized(MlcdError):
-    """The request lacks a valid key. shown: it has a key."""
+    """The request lacks a valid key. shown: whether it has a key, which is then invalid."""
 
     name = "unauthorized"
 
     def __init__(self, message: str, *, remedy: str, shown: bool = False) -> None:
         super().__init__(message, remedy=remedy)
-        # By RFC 6750 the header names the scheme and what is wrong with the key.
+        # By RFC 6750, the header names the scheme and the problem of the key.
         self.headers = {
             "WWW-Authenticate": 'Bearer realm="mlcd"' + (', error="invalid_token"' if shown else "")
         }
 
 
 class Forbidden(MlcdError):
-    """The key is valid and lacks the route's scope."""
+    """The key is valid but lacks the route's scope."""
 
     name = "forbidden"
 
     def __init__(self, scope: str) -> None:
-        super().__init__(f"the API key lacks the scope {scope}", remedy="use one that has it")
+        super().__init__(f"the API key lacks the scope {scope}", remedy="use a key that has it")
         self.headers = {
             "WWW-Authenticate": f'Bearer realm="mlcd", error="insufficient_scope", scope="{scope}"'
         }
@@ -134,26 +134,28 @@ class OutsideRoots(MlcdError):
 
     def __init__(self, param: Param) -> None:
         super().__init__(
-            f"the {param} is in no place that jobs may use",
-            remedy="the server's MLCD_JOBS__ROOTS says which",
+            f"the {param} must be inside a root for jobs",
+            remedy="the server's MLCD_JOBS__ROOTS lists the roots",
         )
         self.param = param
 
 
 class OutsideKey(MlcdError):
-    """The key is one of some collections, and the request would make another."""
+    """The key is limited to some collections, and the request would create another."""
 
     name = "forbidden"
 
     def __init__(self, param: str) -> None:
         super().__init__(
-            "the API key is for other collections", remedy="`mlcd keys list` shows for which"
+            "the API key is for other collections", remedy="`mlcd keys list` shows which"
         )
         self.param = param
 
 
 class RecordDamaged(ArtifactInvalid):
-    """The record of one job is damaged; the others are sound. The message leaves out the file."""
+    """The record of one job is damaged; other jobs are intact. The message does not name the
+    file.
+    """
 
     name = "job-damaged"
 
@@ -162,7 +164,7 @@ class RecordDamaged(ArtifactInvalid):
 
 
 class TextGiven(NoTextTower):
-    """A text stands in a request to a model without a tower of texts. param: its place."""
+    """A request to a model without a text tower contains a text. param: field of the text."""
 
     def __init__(self, model: str, *, param: str) -> None:
         super().__init__(model)
@@ -170,20 +172,20 @@ class TextGiven(NoTextTower):
 
 
 class RateExceeded(Overloaded):
-    """The key has sent as many images and texts in the last minute as its rate allows."""
+    """The key has reached its rate of images and texts in the last minute."""
 
     name = "too-many-requests"
 
     def __init__(self, rate: int, *, retry_after_s: int) -> None:
         super().__init__(
-            f"the API key is over its rate of {rate} images a minute",
-            remedy=f"come back in {retry_after_s} s",
+            f"the API key is over its rate of {rate} images per minute",
+            remedy=f"retry in {retry_after_s} s",
         )
         self.headers = {"Retry-After": str(retry_after_s)}
 
 
 class StrictBatch(InvalidInput):
-    """One image or text of a batch failed on a route without partial answers."""
+    """An image or text of a batch failed, on a route without partial answers."""
 
     def __init__(self, index: int, rejection: Rejection, *, param: str) -> None:
         kind = "text" if isinstance(rejection, TextRejected) else "image"

@@ -1,4 +1,4 @@
-"""The settings of the log, apart from the others: an engine's process needs no more of them."""
+"""The settings of the log, in a separate module, because an engine's process needs no others."""
 
 from typing import Literal
 

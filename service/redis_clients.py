@@ -1,9 +1,9 @@
 """Pools of connections to the Redis at MLCD_REDIS_URL, which must be a primary.
 
-After a failover the server behind an open connection may be a replica, and the name of the service
-leads to another one. Each connection therefore checks at its start what it is connected to, and an
-answer such as READONLY ends it as a lost connection does. Who sees `NotPrimaryError` disconnects
-its pool: the next command looks the name up again.
+After a failover, the server of an open connection may be a replica, and the host name may refer to
+another server. So each new connection checks its server's role, and an answer such as READONLY ends
+a connection like a lost one. On `NotPrimaryError`, the caller disconnects its pool, and the next
+command resolves the name again.
 """
 
 import re
@@ -48,7 +48,7 @@ _STATES: Final[Mapping[type[RedisError], str]] = {
     ClusterCrossSlotError: _CLUSTER,
     TryAgainError: _CLUSTER,
 }
-# Answers for which the client has no class, and those that a script of Redis 6 wraps in its own.
+# Error codes for which the client has no class, or that a script of Redis 6 wraps in its own error.
 _WORDS: Final = {
     "READONLY": _REPLICA,
     "MASTERDOWN": _REPLICA,
@@ -63,16 +63,16 @@ _Pool = TypeVar("_Pool", ConnectionPool, AsyncPool)
 
 
 class NotPrimaryError(RedisConnectionError):
-    """The server takes no writes, and has done nothing: its text says what it is."""
+    """The server refuses writes and executed nothing; the text says why."""
 
 
 class UnsupportedServerError(NotPrimaryError):
-    """The server is of a kind that never becomes a primary: a node of a cluster, or a Sentinel."""
+    """The server can never become a primary: it is a node of a cluster, or a Sentinel."""
 
 
 def open_redis_pool(url: str, **options: Any) -> ConnectionPool:
-    """Makes a pool for threads. It connects when it is first used, and retries nothing: a write
-    whose answer is lost may have been done. Raises ConfigInvalid for a malformed URL.
+    """Makes a pool for threads. It connects at its first use, and never retries, because a write
+    without an answer may have been executed. Raises ConfigInvalid for a malformed URL.
     """
     return _open_pool(
         ConnectionPool,
@@ -85,7 +85,7 @@ def open_redis_pool(url: str, **options: Any) -> ConnectionPool:
 
 
 def open_async_redis_pool(url: str, kind: type[AsyncPool] = AsyncPool, **options: Any) -> AsyncPool:
-    """Makes a pool for one event loop, as `open_redis_pool` does for threads."""
+    """Makes a pool like `open_redis_pool`, for one event loop."""
     return _open_pool(
         kind,
         _AsyncConnection,
@@ -97,9 +97,8 @@ def open_async_redis_pool(url: str, kind: type[AsyncPool] = AsyncPool, **options
 
 
 def refuse_unsupported_redis(url: str) -> None:
-    """Raises ConfigInvalid where the URL leads to a Redis Cluster or to a Sentinel.
-
-    A server that cannot be reached now may be another later, and raises nothing.
+    """Raises ConfigInvalid if the URL leads to a Redis Cluster or a Sentinel; returns if the server
+    is unreachable.
     """
     pool = open_redis_pool(
         url, socket_connect_timeout=QUEUE_CONNECT_S, socket_timeout=QUEUE_REDIS_S
@@ -110,7 +109,7 @@ def refuse_unsupported_redis(url: str) -> None:
         except UnsupportedServerError as error:
             raise ConfigInvalid(
                 f"the Redis at MLCD_REDIS_URL {error}",
-                remedy="name the primary of a Redis without cluster mode, or what leads to it",
+                remedy="give the primary of a Redis without cluster mode, or a name of it",
             ) from None
         except (RedisError, OSError):
             pass
@@ -121,9 +120,9 @@ def _open_pool(kind: type[_Pool], connection: type, url: str, **options: Any) ->
         pool = kind.from_url(url, **options)
     except ValueError:  # its text may quote the password
         raise ConfigInvalid(
-            "MLCD_REDIS_URL is not a Redis URL", remedy="write it like redis://host:6379/0"
+            "MLCD_REDIS_URL must be a Redis URL", remedy="write it like redis://host:6379/0"
         ) from None
-    # The URL has chosen TCP, TLS or a Unix socket.
+    # pool.connection_class depends on the URL: TCP, TLS or a Unix socket.
     pool.connection_class = type("PrimaryConnection", (connection, pool.connection_class), {})
     return pool
 
@@ -159,7 +158,10 @@ async def _check_async_server(connection: Any) -> None:
 
 
 def _check_greeting(greeting: Any) -> None:
-    """Raises NotPrimaryError by the answer to HELLO: a map, or a list of its keys and values."""
+    """Raises NotPrimaryError if the answer to HELLO says so.
+
+    greeting: mapping, or list of alternating keys and values.
+    """
     if isinstance(greeting, dict):
         greeting = [word for item in greeting.items() for word in item]
     if not isinstance(greeting, list):
@@ -175,7 +177,7 @@ def _check_greeting(greeting: Any) -> None:
 
 
 def _translate(error: RedisError) -> RedisError:
-    """Returns NotPrimaryError for an answer that says so, else the error itself."""
+    """Returns NotPrimaryError for an error that says so, otherwise the error itself."""
     state = next((_STATES[kind] for kind in type(error).__mro__ if kind in _STATES), None)
     if state is None and (word := _WORD.search(str(error))):
         state = _WORDS[word[1]]

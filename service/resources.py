@@ -1,6 +1,4 @@
-"""The composition root: it opens, by the settings, the resources of a server or of a worker, and
-closes them.
-"""
+"""The composition root: opens and closes the resources of a server or a worker, by the settings."""
 
 import asyncio
 import os
@@ -66,26 +64,26 @@ from mlcd.service.settings import Settings
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.types import Fingerprint
 
-if TYPE_CHECKING:  # of workers alone, and an optional package
+if TYPE_CHECKING:  # only workers need the first, and the second is optional
     from mlcd.pipelines.shard import Equipment, OpenedCenters, ThumbnailChoice
     from mlcd.service.telemetry.tracing import RequestTracer
 
 
-_WRITERS: Final = 16  # threads; they wait for the disk, which is synced once for all that wait
+_NUM_WRITERS: Final = 16  # threads; they wait for the disk, and one sync serves all that wait
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources that routes work with; one request sees one model.
+    """The resources that routes use; a request uses one model throughout.
 
-    compute: threads for label look-up and search, which are too long for the event loop.
-    parsing: the one thread that parses JSON; two parsers at once would delay the event loop twice
-    as long. writing: threads for changes of collections; no search waits for the disk. duplicates:
-    on a thread of their own. rendering: threads that make thumbnails, shared fairly. views:
-    clusters and layouts. opening: one thread for collections that arrive. scraping: one thread for
-    metrics of a store that may not answer. keys: None where no key is needed. jobs: None where no
-    folders for jobs are named. batches: with their files; None without a state directory.
-    webhooks: None where no hosts for them are named, or without a state directory.
+    compute: threads for label look-up and search, which are too slow for the event loop. parsing:
+    one thread that parses JSON, because two concurrent parsers would delay the event loop twice as
+    long. writing: threads for changes of collections, so that searches do not wait for the disk.
+    duplicates: searches on a separate thread. rendering: threads that make thumbnails, shared
+    fairly. views: clusters and layouts. opening: one thread for new collections. scraping: one
+    thread for metrics of a store that may hang. keys: None if no key is needed. jobs: None without
+    roots for jobs. batches: batches and files; None without a state directory. webhooks: None if no
+    hosts are allowed for them, or without a state directory.
     """
 
     settings: Settings
@@ -128,7 +126,7 @@ class Resources:
 
     @property
     def texts(self) -> ServedTexts | None:
-        """The tower of texts, where the model has one."""
+        """The text tower, None if the model has none."""
         return self.model.texts
 
     @property
@@ -137,7 +135,7 @@ class Resources:
 
     @property
     def lookup(self) -> Lookup | None:
-        """The look-up of the centers, where the model has any."""
+        """The look-up of the centers, None without centers."""
         return self.model.data.lookup
 
     @property
@@ -151,18 +149,18 @@ class Resources:
 
     @cached_property
     def stamp(self) -> tuple[tuple[bytes, bytes], ...]:
-        """The headers of every answer: the model, its preprocessing, the centers of label ids."""
-        stamp = {
+        """The headers of every response: the model, its preprocessing, the centers of label ids."""
+        headers = {
             "x-mlcd-model": self.encoder.name,
             "x-mlcd-fingerprint": self.encoder.fingerprint,
             "x-mlcd-preprocess-version": str(self.encoder.preprocess.version),
             **({} if self.centers is None else {"x-mlcd-centers": self.centers.digest}),
         }
-        return tuple((name.encode(), value.encode("latin-1")) for name, value in stamp.items())
+        return tuple((name.encode(), value.encode("latin-1")) for name, value in headers.items())
 
     @property
     def retry_after_s(self) -> int:
-        """The whole seconds, 1 to 30, after which a refused client should come back."""
+        """The seconds, an integer from 1 to 30, after which a refused client should retry."""
         return (
             self.admission.retry_after_s if self.engine.up else bound_retry_s(self.engine.back_in_s)
         )
@@ -170,9 +168,9 @@ class Resources:
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """The resources that tasks of jobs are done with.
+    """The resources for tasks of jobs.
 
-    computing: the one thread in which the equipment was opened, and which alone may use it.
+    computing: pool of the one thread that opened the equipment and may use it.
     """
 
     queue: Queue
@@ -191,13 +189,13 @@ async def open_resources(
     started: StartedEngine | None = None,
     texts: StartedEngine | None = None,
 ) -> AsyncIterator[Resources]:
-    """Opens model, centers and collections; refuses centers of another fingerprint.
+    """Opens model, centers and collections; raises ConfigInvalid for centers of another model.
 
-    folder: the result of `find_model`. multiprocess_dir: see `Metrics`. started, texts: the
-    engines of images and of texts, where their processes run already.
+    folder: result of `find_model`. multiprocess_dir: see `Metrics`. started, texts: started
+    processes of the image and text engines; None starts them.
     """
     async with AsyncExitStack() as stack:
-        # Nothing of the model stays in this frame: a switch closes it, and it must be freed then.
+        # This frame must not refer to the model, so that a switch can free it.
         yield await _open_all(stack, settings, folder, multiprocess_dir, started, texts)
 
 
@@ -209,15 +207,15 @@ async def _open_all(
     started: StartedEngine | None,
     started_texts: StartedEngine | None,
 ) -> Resources:
-    """Opens what `open_resources` says; `stack` closes it."""
-    # What may be refused comes before the model, which takes a while to load.
+    """Opens the resources; `stack` closes them."""
+    # Checks that may fail come before the model, which takes a while to load.
     await asyncio.to_thread(_check_redis, settings)
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
     threads = _limit_threads(settings)
     limits = settings.limits
     collections = open_collections(settings)
     if collections is not None:
-        # Closed last. An index that is being made would take longer than the shutdown may.
+        # Closed last, without finishing an index, which could take longer than the shutdown may.
         stack.callback(collections.close, finish=False)
     headers = _open_pool(stack, 1, "headers")
     decoders = _open_pool(stack, threads.decode, "decode")
@@ -225,14 +223,14 @@ async def _open_all(
     compute = _open_pool(stack, threads.compute, "compute")
     parsing = _open_pool(stack, 1, "parse")
     tokenizing = _open_pool(stack, 1, "tokenize")
-    writing = _open_pool(stack, _WRITERS, "write")
+    writing = _open_pool(stack, _NUM_WRITERS, "write")
     comparing = _open_pool(stack, 1, "compare")
     opening = _open_pool(stack, 1, "open")
     scraping = _open_pool(stack, 1, "scrape")
     rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
-    # A stack for the model alone: a switch closes it, and all other resources stay open.
-    opened = await stack.enter_async_context(AsyncExitStack())
-    engine = await opened.enter_async_context(_open_engine(settings, folder, threads, started))
+    # A separate stack for the model: a switch closes it, while all other resources stay open.
+    model_stack = await stack.enter_async_context(AsyncExitStack())
+    engine = await model_stack.enter_async_context(_open_engine(settings, folder, threads, started))
     encoder = engine.served
     assert isinstance(encoder, ServedEncoder)
     metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
@@ -258,13 +256,13 @@ async def _open_all(
     if collections is not None:
         metrics.collections(collections.all, collections.unusable)
     data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
-    texts = await _open_texts(opened, settings, folder, threads, engine, started_texts)
+    texts = await _open_texts(model_stack, settings, folder, threads, engine, started_texts)
     if texts is not None:
         texts.engine.observe(metrics.of_texts)
-    model = await opened.enter_async_context(open_model(engine, texts, shared, data))
-    await stack.enter_async_context(_running(metrics.watch()))
+    model = await model_stack.enter_async_context(open_model(engine, texts, shared, data))
+    await stack.enter_async_context(_run_task(metrics.watch()))
     if keys is not None:
-        await stack.enter_async_context(_running(keys.watch()))
+        await stack.enter_async_context(_run_task(keys.watch()))
     redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
     rate_limiter = await stack.enter_async_context(
         open_rate_limiter(redis_url, metrics=metrics, keyed=keys is not None)
@@ -275,10 +273,10 @@ async def _open_all(
     fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
     jobs = await stack.enter_async_context(open_job_service(settings))
     if jobs is not None:
-        await stack.enter_async_context(_running(jobs.count(metrics)))
+        await stack.enter_async_context(_run_task(jobs.count(metrics)))
     batches = _open_batches(stack, settings)
     webhooks = await _open_webhooks(stack, settings, batches, jobs, keys, metrics)
-    switch = await stack.enter_async_context(ModelSwitch(shared, folder, model, opened))
+    switch = await stack.enter_async_context(ModelSwitch(shared, folder, model, model_stack))
     metrics.names_damaged(lambda: switch.has_damaged_names)
     return Resources(
         settings=settings,
@@ -339,7 +337,7 @@ async def _open_webhooks(
         check_owner=(lambda _: None) if keys is None else keys.find,
     )
     await stack.enter_async_context(sender)
-    await stack.enter_async_context(_running(sender.run()))
+    await stack.enter_async_context(_run_task(sender.run()))
     return sender
 
 
@@ -347,17 +345,17 @@ async def _open_webhooks(
 def open_worker_resources(
     settings: Settings, announce: Callable[[str], None]
 ) -> Iterator[WorkerResources]:
-    """Opens the queue, the model and its centers. announce: called before an export.
+    """Opens the queue, the model and its centers. announce: called with a message before an export.
 
-    Raises what opening them raises, and ConfigInvalid for centers of another model.
+    Raises the errors of opening them, and ConfigInvalid for centers of another model.
     """
     _check_redis(settings)
     with ExitStack() as stack:
         queue, roots = stack.enter_context(open_jobs(settings))
         computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
-        opening = _open_equipment(settings, announce)
-        equipment = computing.submit(opening.__enter__).result()
-        stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
+        context = _open_equipment(settings, announce)
+        equipment = computing.submit(context.__enter__).result()
+        stack.callback(lambda: computing.submit(context.__exit__, None, None, None).result())
         files = open_files(settings)
         if files is not None:
             stack.callback(files.close)
@@ -366,9 +364,9 @@ def open_worker_resources(
 
 @contextmanager
 def _open_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator["Equipment"]:
-    """Opens the model and its centers for tasks of jobs, in the thread that will do them.
+    """Opens the model and its centers for tasks of jobs; enter it in the thread of the tasks.
 
-    announce: called before an export. Raises what opening them raises.
+    announce: called with a message before an export. Raises the errors of opening them.
     """
     from mlcd.pipelines.shard import Equipment
 
@@ -380,16 +378,16 @@ def _open_equipment(settings: Settings, announce: Callable[[str], None]) -> Iter
             _open_centers(settings, folder, encoder.fingerprint),
             num_threads=threads.decode,
             in_flight=IN_FLIGHT if settings.engine == "triton" else 1,
-            thumbnails=_thumbnails(settings),
+            thumbnails=_choose_thumbnails(settings),
             urls=settings.fetch.url_options,
         )
 
 
-def _thumbnails(settings: Settings) -> "ThumbnailChoice | None":
+def _choose_thumbnails(settings: Settings) -> "ThumbnailChoice | None":
     from mlcd.pipelines.shard import ThumbnailChoice
 
-    chosen = settings.thumbnails
-    return ThumbnailChoice(chosen.side, chosen.max_bytes) if chosen.enabled else None
+    thumbnails = settings.thumbnails
+    return ThumbnailChoice(thumbnails.side, thumbnails.max_bytes) if thumbnails.enabled else None
 
 
 def _open_centers(
@@ -408,7 +406,7 @@ def _open_centers(
 
 
 def _limit_threads(settings: Settings) -> ThreadBudget:
-    """Divides the cores, and limits the threads of matrix products for the life of the process."""
+    """Divides the cores, and limits the threads of matrix products in this process."""
     threads = ThreadBudget.of(settings)
     limit_blas(threads.blas)
     forbid_tokenizer_threads()
@@ -432,7 +430,7 @@ async def _open_texts(
     images: SupervisedEngine | TritonEngine,
     started: StartedEngine | None,
 ) -> OpenedTexts | None:
-    """Opens the tower of texts in a process of its own, or in Triton; None where there is none."""
+    """Opens the text tower in a separate process, or in Triton; None without a text tower."""
     if isinstance(images, TritonEngine):
         if settings.triton.text is None:
             return None
@@ -468,7 +466,7 @@ def _open_tracer(
         from mlcd.service.telemetry.tracing import RequestTracer
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "tracing is not installed", remedy=install_command("tracing")
+            "tracing needs packages that are not installed", remedy=install_command("tracing")
         ) from error
     tracer = RequestTracer(
         settings.tracing.endpoint,
@@ -486,7 +484,7 @@ def _open_pool(stack: AsyncExitStack, num_threads: int, name: str) -> ThreadPool
 
 
 @asynccontextmanager
-async def _running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _run_task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     task = asyncio.create_task(work)
     try:
         yield

@@ -37,12 +37,12 @@ from mlcd.service.log import Log
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
-# Settings of `mlcd jobs`, which a shell that starts a server may have, too.
-_OF_CLIENTS = frozenset({"MLCD_API_KEY", "MLCD_WEBHOOK_SECRET"})
+# variables of clients such as `mlcd jobs`, which may also be set in a shell that starts a server
+_CLIENT_NAMES = frozenset({"MLCD_API_KEY", "MLCD_WEBHOOK_SECRET"})
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """Limits of one request and of the server as a whole. They are shown in /v1/info."""
+    """Limits of one request and of the whole server, as shown in /v1/info."""
 
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
     """Bytes of one request's body."""
@@ -53,58 +53,58 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     rate_pixels: Annotated[int, Field(gt=0)] = 4_000_000
     """Pixels that count as one image of a key's rate."""
     max_texts: Annotated[int, Field(gt=0)] = 2048
-    """Texts in one request, or names to classify by."""
+    """Texts in one request, or class names in one request to classify."""
     max_text_chars: Annotated[int, Field(gt=0, le=2**20)] = 8192
     """Characters of one text."""
     max_request_chars: Annotated[int, Field(gt=0)] = 2**20
-    """Characters of all texts in one request, or of all prompts to classify by."""
+    """Characters of all texts in one request, or of all prompts in one request to classify."""
     rate_chars: Annotated[int, Field(gt=0)] = 1024
     """Characters that count as one text of a key's rate. A longer text counts several times."""
     max_prompts: Annotated[int, Field(gt=0)] = 16_384
-    """Names times templates in one request to classify."""
+    """Class names times templates in one request to classify."""
     max_top: Annotated[int, Field(gt=0)] = 1000
     """Labels or matches per image."""
     max_queued_images: Annotated[int, Field(gt=0)] = 512
-    """Images admitted at one time. Further requests are refused with 429."""
+    """Images admitted at the same time. Further requests are refused with 429."""
     max_queued_texts: Annotated[int, Field(gt=0)] = 8192
-    """Texts admitted at one time. Further requests are refused with 429."""
+    """Texts admitted at the same time. Further requests are refused with 429."""
     max_queued_pixels: Annotated[int, Field(gt=0)] = 2_000_000_000
-    """Pixels of the images admitted at one time, by their headers; decoding a million takes about
-    10 ms. One request may have half as many."""
+    """Pixels of the images admitted at the same time, by their headers; decoding a million takes
+    about 10 ms. One request may have half as many."""
     max_queued_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
-    """Bytes of request bodies in memory at one time. Further requests are refused before their
+    """Bytes of request bodies in memory at the same time. Further requests are refused before their
     bodies are read."""
     max_json_bytes: Annotated[int, Field(gt=0)] = 32 * 2**20
     """Bytes of JSON in one request's body."""
     max_json_text_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
-    """Bytes of that JSON apart from numbers and images in base64."""
+    """Bytes of that JSON without numbers and images in base64."""
     max_json_values: Annotated[int, Field(gt=0)] = 1_000_000
     """Values in that JSON; a list, an object or a field counts as ten."""
     max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
-    """Bytes of one answer, other than a file. A search over the limit needs a smaller `top` or
+    """Bytes of one response, except a file. A search over the limit needs a smaller `top` or
     metadata=false."""
     max_unread_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
-    """Bytes of answers in memory at one time that their clients have not read. Further answers are
-    refused with 429, except small ones."""
+    """Bytes of responses in memory at the same time that clients have not read. Further responses
+    are refused with 429, except small ones."""
     max_collections: Annotated[int, Field(gt=0)] = 1000
     """Collections that may be created over REST. Existing ones, and those that jobs and commands
     add, are always opened."""
     max_connections: Annotated[int, Field(gt=0)] = 1000
-    """Connections at one time, at most half of the process's limit on open files. When one more
-    comes, the server closes one that already has its answer, else the one that has waited longest
-    for its next request. Sixteen more are open to health and metrics only."""
+    """Open connections, at most half of the process's limit on open files. For one more connection,
+    the server closes one that already has its response, otherwise the one that has waited longest
+    for its next request. Sixteen further connections are reserved for health and metrics."""
     max_streams: Annotated[int, Field(gt=0)] = 128
-    """Streams of job events at one time."""
+    """Concurrent streams of job events."""
     deadline_s: Annotated[float, Field(gt=0)] = 30.0
     """Seconds from a request's first byte until it gets 504."""
 
     @property
     def pixels_of_one(self) -> int:
-        """The limit on the pixels of one request: at most half of what all requests may have."""
+        """The limit on the pixels of one request: half of all requests' limit, or one image."""
         return max(self.max_queued_pixels // 2, self.max_pixels)
 
     @model_validator(mode="after")
-    def _one_request_fits(self) -> Self:
+    def _check_one_request_fits(self) -> Self:
         for total, part in (
             ("max_queued_bytes", "max_body_bytes"),
             ("max_unread_bytes", "max_answer_bytes"),
@@ -114,7 +114,10 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
             ("max_request_chars", "max_text_chars"),
         ):
             if getattr(self, total) < getattr(self, part):
-                raise ValueError(f"{total} must not be less than {part}")
+                raise ValueError(
+                    f"{total} must not be less than {part}, got {getattr(self, total)} and"
+                    f" {getattr(self, part)}"
+                )
         return self
 
 
@@ -122,46 +125,46 @@ class Auth(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     """Access to the server."""
 
     keys_file: Annotated[str, Field(min_length=1)] | None = None
-    """The file of `mlcd keys`. With it every route needs a key, except health, metrics and
-    documents."""
+    """The file of `mlcd keys`. With a keys file, every route needs a key, except health, metrics
+    and documents."""
     mode: Literal["keys", "open"] = "keys"
-    """keys: without a keys file only this machine is served. open: every client that reaches the
-    server may use it."""
+    """keys: without a keys file, only clients on this machine are served. open: every client that
+    can reach the server may use it."""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _check_mode(self) -> Self:
         if self.mode == "open" and self.keys_file is not None:
-            raise ValueError("mode open and a keys file contradict each other")
+            raise ValueError("mode open needs no keys file, got one")
         return self
 
 
 class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The traces of OpenTelemetry, which need the extra `tracing`."""
+    """Tracing by OpenTelemetry, which needs the extra `tracing`."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")] | None = None
     """URL of a collector, OTLP over HTTP: http://collector:4318. Default: no tracing."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of requests that are traced, where the caller has not decided."""
+    """Fraction of requests that are traced, unless the caller decides."""
 
 
 class Reach(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The hosts that the server sends requests to, on behalf of its clients."""
+    """The hosts that the server may send requests to on behalf of its clients."""
 
     allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_hosts)] = ()
-    """Hosts, with commas: example.com, *.example.com (all names below), * (any public host).
-    Default: none."""
+    """Allowed hosts, with commas: example.com, *.example.com (all names below), * (any public
+    host). Default: none."""
     networks: Annotated[
         tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)
     ] = ()
-    """Networks, with commas, in which those hosts may have private addresses: 10.1.0.0/16."""
+    """Networks, with commas, in which the allowed hosts may have private addresses: 10.1.0.0/16."""
     ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_ports)] = (80, 443)
-    """Ports, with commas."""
+    """Allowed ports, with commas."""
 
     @model_validator(mode="after")
-    def _inside_only_by_name(self) -> Self:
+    def _check_networks_have_named_hosts(self) -> Self:
         if ANY_HOST in self.allow and self.networks:
             raise ValueError(
-                "allow=* reaches public addresses only: name the hosts that are in networks"
+                "allow=* is for public addresses only: name the hosts inside of networks"
             )
         return self
 
@@ -174,14 +177,14 @@ class Fetch(Reach, frozen=True, extra="forbid", use_attribute_docstrings=True):
     max_redirects: Annotated[int, Field(ge=0, le=10)] = 3
     """Redirects of one URL. Each is checked like the first URL."""
     max_connections: Annotated[int, Field(gt=0, le=256)] = 32
-    """Fetches at one time. Hosts of one domain get half of them, those of a second half of the
-    rest."""
+    """Concurrent fetches. Hosts of one domain get at most half of them, hosts of a second domain at
+    most half of the rest."""
     max_connections_per_host: Annotated[int, Field(gt=0)] = 8
-    """Fetches from one host at one time."""
+    """Concurrent fetches from one host."""
 
     @property
     def url_options(self) -> UrlOptions | None:
-        """The same for jobs, of which each answer has that time; None where nothing is fetched."""
+        """The options for jobs, with the timeout per response; None if fetching is off."""
         if not self.allow:
             return None
         return JobUrlOptions(
@@ -193,40 +196,40 @@ class Fetch(Reach, frozen=True, extra="forbid", use_attribute_docstrings=True):
 
 
 class Webhooks(Reach, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The hosts that webhooks may be at; webhooks need MLCD_STATE_DIR."""
+    """The allowed hosts of webhooks; webhooks need MLCD_STATE_DIR."""
 
     ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_ports)] = (443,)
-    """Ports, with commas. http:// needs its port here, such as 80."""
+    """Allowed ports, with commas. For http:// add its port, such as 80."""
 
 
 class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The cache of embeddings, in each server process and, with MLCD_REDIS_URL, in Redis."""
 
     memory_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
-    """Bytes of one server process for embeddings and their bookkeeping. 0: no cache in the
-    process."""
+    """Bytes per server process for embeddings and their bookkeeping. 0: no cache in the process."""
     ttl_s: Annotated[int, Field(ge=0, le=10 * 365 * 86400)] = 7 * 86400
     """Seconds that Redis keeps an embedding. 0: no cache in Redis, even if other features use
-    it."""
+    Redis."""
     redis_bytes: Annotated[int, Field(gt=0)] | None = None
-    """While Redis as a whole uses more bytes, no embedding is written. Unset: only its own
-    maxmemory counts."""
+    """Memory of Redis, in bytes for all its clients, above which no embedding is written. Unset:
+    only Redis's own maxmemory counts."""
     timeout_s: Annotated[float, Field(gt=0, le=1)] = 0.02
-    """Seconds for a look-up in Redis. One that takes longer is a miss."""
+    """Seconds for a look-up in Redis. A slower look-up counts as a miss."""
     dtype: Literal["float32", "float16"] = "float32"
-    """float16 halves the bytes and rounds every embedding, of misses, too. Answers then have
-    X-Mlcd-Rounded: float16."""
+    """float16 halves the bytes and rounds every embedding, even on a miss. Responses then have the
+    header X-Mlcd-Rounded: float16."""
 
 
-def _folders(value: object) -> list[str]:
-    places = split_list(value)
-    if not all(place.startswith("/") or is_url(place) for place in places):
-        raise ValueError("roots are absolute paths or URLs, with commas")
-    return places
+def _parse_roots(value: object) -> list[str]:
+    roots = split_list(value)
+    for root in roots:
+        if not (root.startswith("/") or is_url(root)):
+            raise ValueError(f"roots must be absolute paths or URLs, with commas, got {root!r}")
+    return roots
 
 
 class Files(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The files of /v1/files and the batches over them; both need MLCD_STATE_DIR."""
+    """The files of /v1/files and the batches that read them; both need MLCD_STATE_DIR."""
 
     max_file_bytes: Annotated[int, Field(gt=0)] = 2**31
     """Bytes of one file."""
@@ -235,43 +238,43 @@ class Files(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     max_key_files: Annotated[int, Field(gt=0)] = 10_000
     """Files of one API key."""
     max_bytes: Annotated[int, Field(gt=0)] = 50 * 2**30
-    """Bytes of the files of all keys together; more is answered 507, as a full disk is."""
+    """Bytes of all files of all keys. Beyond it, and on a full disk, uploads get 507."""
     max_archive_entries: Annotated[int, Field(gt=0, le=1_000_000)] = 50_000
     """Entries of an uploaded archive of images."""
     max_archive_bytes: Annotated[int, Field(gt=0)] = 20 * 2**30
-    """Bytes that an uploaded archive unpacks to. It is never unpacked to a disk."""
+    """Bytes of an uploaded archive's entries together, uncompressed."""
     keep_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
-    """Days until a file, or a batch that has ended, is removed. An upload may ask for fewer."""
+    """Days until a file, or a batch that has ended, is removed. An upload may request fewer."""
     max_batch_lines: Annotated[int, Field(gt=0)] = 50_000
     """Requests in one batch."""
     batches_at_once: Annotated[int, Field(ge=1, le=64)] = 4
-    """Batches that one server process works on at once. Each key's turn comes before a key's
-    second batch."""
+    """Concurrent batches of one server process. Every key gets its first batch before any key gets
+    a second."""
     batch_concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Requests of one batch that are answered at once."""
+    """Concurrent requests of one batch."""
 
 
 class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The batch jobs over images that servers and workers can read."""
+    """Batch jobs over images that servers and workers can read."""
 
-    roots: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_folders)] = ()
+    roots: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parse_roots)] = ()
     """Folders or URLs such as s3://bucket/prefix, with commas, that inputs and outputs must be in.
-    Every server and worker needs the same. Default: none, and jobs are off."""
+    Every server and worker needs the same value. Default: none, and jobs are off."""
     shard_images: Annotated[int, Field(gt=0)] | None = None
-    """Images of one task, which is what is lost when a worker is killed. All workers need the same
+    """Images of one task; a killed worker loses at most one task's work. All workers need the same
     value. Default: a sixteenth of the job, but at least 256 and at most 2,048."""
     lease_s: Annotated[float, Field(ge=2)] = 30.0
     """Seconds of a lease. A task whose worker does not renew it is leased to another worker."""
     stall_s: Annotated[float, Field(gt=0)] = 300.0
     """Seconds without progress on a task's images after which a worker counts as hanging: it ends
-    with status 1, and the attempt has failed. It must be longer than a batch takes."""
+    with status 1, and the attempt fails. It must be longer than a batch takes."""
     keep_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
-    """Days until the queue forgets a job that has ended. Its output stays."""
+    """Days until an ended job is removed from the queue. Its output stays."""
     keep_jobs: Annotated[int, Field(gt=0)] = 5000
-    """Ended jobs that the queue keeps. Of more, it forgets those that ended first."""
+    """Ended jobs that the queue keeps. Beyond it, jobs that ended first are removed."""
     redis_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9:._{}-]{1,64}$")] = "mlcd:jobs:"
     """Prefix of the queue's keys in Redis. Deployments that share a database need different
-    ones."""
+    prefixes."""
 
 
 class KeptUsage(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -282,69 +285,69 @@ class KeptUsage(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings
 
 
 class Thumbnails(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The thumbnails of items that are added by image or by an `index` job, kept beside each
+    """The thumbnails of items that are added as images or by an `index` job, stored beside each
     collection.
     """
 
     enabled: bool = True
-    """Make thumbnails. Those that exist are served in any case."""
+    """Make thumbnails. Existing thumbnails are always served."""
     side: Annotated[int, Field(ge=32, le=512)] = DEFAULT_SIDE
     """Pixels of the longest side."""
     max_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_BYTES
-    """Bytes of the thumbnails of one collection in a folder. Of items beyond that none are kept,
-    and answers say so; a thumbnail takes about 3 kB."""
+    """Bytes of the thumbnails of one collection in a folder. Further items get no thumbnail, and
+    responses say so; a thumbnail takes about 3 kB."""
 
 
 class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The store of collections, where it is not the state directory."""
+    """The store of collections, if it is not the state directory."""
 
     store: SecretStr | None = None
     """postgresql://[user[:password]@]host[:port]/database: Postgres with pgvector 0.8 or later;
-    milvus://[user[:password]@]host[:port][/database]: Milvus 2.3 or later. In both several servers
-    write and search at once. Unset: folders in the state directory."""
+    milvus://[user[:password]@]host[:port][/database]: Milvus 2.3 or later. With either, several
+    servers can write and search concurrently. Unset: folders in the state directory."""
 
     @field_validator("store")
     @classmethod
-    def _is_known(cls, store: SecretStr | None) -> SecretStr | None:
-        if store is None or not store.get_secret_value():  # compose passes what is unset as empty
+    def _check_store(cls, store: SecretStr | None) -> SecretStr | None:
+        if store is None or not store.get_secret_value():  # compose passes an unset value as empty
             return None
         if not is_store(store.get_secret_value()):
-            raise ValueError(f"a store of collections is {' or '.join(SHAPES.values())}")
+            raise ValueError(f"a store of collections must be {' or '.join(SHAPES.values())}")
         return store
 
 
 class Explore(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The place of pictures that the server groups and names by itself, as `mlcd explore` does."""
+    """The pictures that the server groups and names automatically, as `mlcd explore` does."""
 
     place: Annotated[str, Field(min_length=1)] | None = None
     """A folder, glob, list, tar shards, parquet, zip, or a URL of these. Unset: nothing is
     explored. It needs a state directory and one server process."""
     clusters: Annotated[int, Field(ge=1)] | None = None
-    """How many clusters. Unset: chosen by the pictures."""
+    """Number of clusters. Unset: chosen from the pictures."""
 
     @field_validator("place", mode="before")
     @classmethod
-    def _is_given(cls, place: object) -> object:
-        return place or None  # compose passes what is unset as empty
+    def _drop_empty(cls, place: object) -> object:
+        return place or None  # compose passes an unset value as empty
 
 
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The Triton server of NVIDIA, which runs the model with MLCD_ENGINE=triton."""
+    """NVIDIA's Triton server, which runs the model with MLCD_ENGINE=triton."""
 
     url: str | None = None
     """HOST:PORT of Triton's gRPC."""
     version: Annotated[int, Field(ge=1)] | None = None
-    """Version of the model. Unset: the latest one that is loaded at start."""
+    """Version of the model. Unset: the latest version that is loaded at start."""
     text: str | None = None
-    """Folder with tokenizer.json and config.json of the model's texts: the version's folder of
-    NAME-text in Triton's repository, or a copy. Unset: the server takes no texts."""
+    """Folder with tokenizer.json and config.json of the text tower: the version's folder of
+    NAME-text in Triton's repository, or a copy. Unset: the server accepts no texts."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds for one inference with its wait in Triton's queue. A request's own deadline may be
-    sooner."""
+    """Seconds for one inference, including its wait in Triton's queue. A request's own deadline may
+    be earlier."""
 
 
 class Settings(BaseSettings):
-    """All settings, as environment variables MLCD_<NAME>; groups have two underscores.
+    """All settings, as environment variables MLCD_<NAME>, or MLCD_<GROUP>__<NAME> in a group.
 
     An example is MLCD_LIMITS__MAX_IMAGES.
     """
@@ -358,55 +361,56 @@ class Settings(BaseSettings):
     )
 
     model: str
-    """starter, a directory made by `mlcd export`, other weights that it takes, an .onnx file with
-    its JSON, hog or pixels."""
+    """starter, a directory of `mlcd export`, other weights that `mlcd export` reads, an .onnx file
+    with its JSON, hog or pixels."""
     centers: str | None = None
     """Centers to label with. Default: those in the model's directory."""
     engine: EngineName | Literal["triton", "fake"] = "auto"
-    """triton: the Triton server at MLCD_TRITON__URL runs the model of that name. fake: an engine of
-    fixed latency for load tests; it and a model fake:… need each other."""
+    """triton: the Triton server at MLCD_TRITON__URL runs the model named MLCD_MODEL. fake: an
+    engine with a fixed latency for load tests, for models fake:… only."""
     precision: Precision = "fp32"
-    """int8: by the graph that `mlcd quantize` has made of the model; texts are computed in fp32."""
+    """int8 needs the graph of `mlcd quantize`; texts are then computed in fp32."""
     exif: ExifPolicy | None = None
-    """The effect of EXIF orientation tags, in place of the model's preprocessing. It changes the
+    """Overrides how the model's preprocessing treats EXIF orientation tags. It changes the
     fingerprint."""
     decode: DecodeMode | None = None
-    """exact or fast (JPEG decoded at a fraction of its size), in place of the model's
-    preprocessing. It changes the fingerprint."""
+    """exact or fast (JPEG decoded at a fraction of its size); overrides the model's preprocessing.
+    It changes the fingerprint."""
     state_dir: str | None = None
     """The state directory with collections/NAME, made by `mlcd index` or over REST. If it is
     read-only, the server only searches."""
     approximate: bool = False
-    """Prepare the approximate labels of /v1/labels?mode=approximate at start, audited on shipped or
-    indexed rows."""
+    """Prepare the approximate labels of /v1/labels?mode=approximate at start. Their recall is
+    audited on rows that ship with the centers, or on indexed rows."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address to listen on. One that other machines reach needs keys or MLCD_AUTH__MODE=open."""
+    """Address to listen on. An address that other machines can reach needs keys or
+    MLCD_AUTH__MODE=open."""
     hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_hosts)] = ()
-    """Names, with commas, that clients may call the server by: example.com, *.example.com, * (any).
-    Without keys it also answers to localhost and loopback addresses, and with MLCD_AUTH__MODE=open
-    to all addresses and to names without a dot. With keys and no names here, it answers to any
-    name."""
+    """Host names, with commas, by which clients may call the server: example.com, *.example.com, *
+    (any). Without keys, localhost and loopback addresses are also accepted, and with
+    MLCD_AUTH__MODE=open all addresses and names without a dot. With keys and without names here,
+    any name is accepted."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port to listen on. 0 takes a free one."""
+    """Port to listen on. 0 selects a free port."""
     processes: Annotated[int, Field(ge=1, le=256)] = 1
     """Server processes on one port, each with its own engine, limits and share of the cores."""
     max_batch: Annotated[int, Field(ge=1)] = 32
-    """Images that the engine computes in one batch at most."""
+    """The engine's largest batch, in images."""
     engine_threads: Annotated[int, Field(ge=0)] = 0
-    """Threads of an engine on the CPU. 0 takes one per core that the process may use."""
+    """Threads of an engine on the CPU. 0: one per core that the process may use."""
     decode_threads: Annotated[int, Field(ge=0)] = 0
-    """Threads that decode images. 0 takes one per core."""
+    """Threads that decode images. 0: one per core."""
     batch_timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds after which a batch hangs, if it also takes ten times as long as the largest at
-    start. The engine is then started again."""
+    """Seconds after which a batch counts as hanging, if it also takes ten times as long as the
+    largest batch at start. The engine is then restarted."""
     drain_s: Annotated[float, Field(ge=0)] = 1.0
-    """Seconds after SIGTERM in which the server is not ready but goes on serving, until the load
-    balancer has noticed."""
+    """Seconds after SIGTERM in which the server reports that it is not ready but keeps serving, so
+    that the load balancer can notice."""
     grace_s: Annotated[float, Field(ge=0)] = 8.0
-    """Seconds after that for requests in flight to finish."""
+    """Seconds after MLCD_DRAIN_S for requests in flight to finish."""
     redis_url: SecretStr | None = None
     """redis://[user:password@]host:port/database, rediss:// or unix://: the primary Redis that
-    several servers share, or a name that leads to it. No Redis Cluster."""
+    several servers share, or a name that leads to it. Redis Cluster is not supported."""
     limits: Limits = Limits()
     fetch: Fetch = Fetch()
     auth: Auth = Auth()
@@ -423,9 +427,9 @@ class Settings(BaseSettings):
     explore: Explore = Explore()
 
     def encoder_options(self, num_threads: int) -> EncoderOptions:
-        """Returns how a model is opened in a process of this machine, with so many threads.
+        """Returns the options for opening a model in a process of this machine.
 
-        Triton opens its models itself, and the fake engine has none: `auto` stands for both.
+        The engines triton and fake open no model in such a process; for them, the engine is `auto`.
         """
         return EncoderOptions(
             precision=self.precision,
@@ -436,36 +440,40 @@ class Settings(BaseSettings):
         )
 
     @model_validator(mode="after")
-    def _fake_is_meant(self) -> Self:
+    def _check_fake(self) -> Self:
         if (self.engine == "fake") != self.model.startswith("fake:"):
             raise ValueError(
-                "engine fake requires a model fake:…, and such a model requires that engine"
+                "the engine must be fake if and only if the model is fake:…, got engine"
+                f" {self.engine} and model {self.model}"
             )
         return self
 
     @model_validator(mode="after")
-    def _exploration_has_room(self) -> Self:
+    def _check_explore(self) -> Self:
         if self.explore.place is not None and (self.state_dir is None or self.processes > 1):
             raise ValueError("MLCD_EXPLORE__PLACE needs MLCD_STATE_DIR and one process")
         return self
 
     @model_validator(mode="after")
-    def _triton_is_somewhere(self) -> Self:
+    def _check_triton(self) -> Self:
         if (self.engine == "triton") != (self.triton.url is not None):
-            raise ValueError("engine triton requires MLCD_TRITON__URL, and the URL that engine")
+            raise ValueError(
+                "MLCD_TRITON__URL must be set if and only if the engine is triton, got engine"
+                f" {self.engine} and {self.triton.url or 'no URL'}"
+            )
         if self.triton.text is not None and self.engine != "triton":
             raise ValueError("MLCD_TRITON__TEXT needs engine triton")
         if self.engine == "triton" and self.precision == "int8":
-            raise ValueError("precision int8 is not for engine triton, which runs its own graph")
+            raise ValueError("precision int8 is not for engine triton, which has its own graph")
         return self
 
 
 def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> Settings:
-    """Reads the settings.
+    """Reads the settings from `file` (lines NAME=value), the environment, which has priority over
+    the file, and the command-line options `overrides`, which have priority over both.
 
-    They come from `file` (lines NAME=value); the environment goes before these, and command-line
-    `overrides` (None: not given) before both. Raises ConfigInvalid for an unknown MLCD_ name,
-    suggesting the nearest known one, and for bad values.
+    overrides: None is an option that was not given. Raises ConfigInvalid for an unknown MLCD_ name,
+    suggesting the nearest known name, and for bad values.
     """
     lines = {} if file is None else _read_lines(file)
     names = [name for name in os.environ if name.startswith(_PREFIX)]  # noqa: TID251
@@ -475,24 +483,22 @@ def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> S
             **_nest(lines) | {name: value for name, value in overrides.items() if value is not None}
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "missing":  # `model` is the only setting without a default
+        details = error.errors()[0]
+        if details["type"] == "missing":  # `model` is the only setting without a default
             raise ConfigInvalid(
                 "--model is required",
                 remedy=f"give --model starter, or a model of your own, or set {_PREFIX}MODEL",
             ) from error
-        name = _PREFIX + ("__".join(str(part).upper() for part in first["loc"]) or "ENGINE")
+        name = _PREFIX + ("__".join(str(part).upper() for part in details["loc"]) or "ENGINE")
         raise ConfigInvalid(
-            f"{name}: {first['msg'].removeprefix('Value error, ').lower()}"
+            f"{name}: {details['msg'].removeprefix('Value error, ').lower()}"
         ) from error
     _check_state(settings.state_dir)
     return settings
 
 
 def _check_state(state_dir: str | None) -> None:
-    """Raises ConfigInvalid for the folder of collections, or a collection, as the state
-    directory.
-    """
+    """Raises ConfigInvalid if the state directory is a collection or a folder of collections."""
     if state_dir is None:
         return
     state = Path(state_dir).absolute()
@@ -501,18 +507,18 @@ def _check_state(state_dir: str | None) -> None:
     elif state.name != _COLLECTIONS or next(state.glob(f"*/{_LEDGER}"), None) is None:
         return
     raise ConfigInvalid(
-        f"{state_dir} is in what is the state: its collections would not be found",
+        f"the state directory must contain {_COLLECTIONS}/, got a folder inside one: {state_dir}",
         remedy=f"did you mean {state.parent}?",
     )
 
 
 def read_keys_file(override: str | None) -> str:
-    """Returns the path of the keys file without the other settings.
+    """Returns the path of the keys file, without reading other settings.
 
-    Raises ConfigInvalid where it is not set.
+    Raises ConfigInvalid if it is not set.
     """
     name = f"{_PREFIX}AUTH__KEYS_FILE"
-    path = override or os.environ.get(name)  # noqa: TID251 - this is the one place
+    path = override or os.environ.get(name)  # noqa: TID251 - only this module reads it
     if not path:
         raise ConfigInvalid("a keys file is required", remedy=f"give --file or set {name}")
     return path
@@ -523,13 +529,14 @@ def setting_names() -> list[str]:
 
 
 def list_fields() -> Iterator[tuple[str, tuple[str, ...], FieldInfo]]:
-    """Yields the name, the path in Settings and the declaration of every setting, in order."""
+    """Yields name, path in Settings and declaration of every setting, in order."""
     for name, field in Settings.model_fields.items():
         if (nested := group_model(field)) is None:
             yield f"{_PREFIX}{name}".upper(), (name,), field
         else:
-            for inner, declared in nested.model_fields.items():
-                yield f"{_PREFIX}{name}__{inner}".upper(), (name, inner), declared
+            for inner_name, inner_field in nested.model_fields.items():
+                path = (name, inner_name)
+                yield f"{_PREFIX}{name}__{inner_name}".upper(), path, inner_field
 
 
 def group_model(field: FieldInfo) -> type[BaseModel] | None:
@@ -558,7 +565,7 @@ def setting_lines(settings: Settings) -> list[str]:
 
 
 def as_text(value: object) -> str:
-    """Returns a setting's value as the environment writes it."""
+    """Returns a setting's value in the syntax of the environment."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return value if isinstance(value, str) else json.dumps(value)
@@ -567,7 +574,7 @@ def as_text(value: object) -> str:
 def _check_names(names: Iterable[str]) -> None:
     known_names = setting_names()
     for name in names:
-        if name not in known_names and name not in _OF_CLIENTS:
+        if name not in known_names and name not in _CLIENT_NAMES:
             close = difflib.get_close_matches(name, known_names, n=1)
             remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known_names)}"
             raise ConfigInvalid(f"unknown setting {name}", remedy=remedy)
@@ -593,15 +600,13 @@ def _read_lines(file: str) -> dict[str, str]:
 
 
 def _nest(lines: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the lines in the nested form of `Settings`, without those that the environment
-    sets.
-    """
+    """Returns the lines in the nested form of `Settings`, except settings in the environment."""
     settings: dict[str, Any] = {}
     for name, path, _ in list_fields():
-        if name in lines and name not in os.environ:  # noqa: TID251 - this is the one place
-            *groups, last = path
+        if name in lines and name not in os.environ:  # noqa: TID251 - only this module reads it
+            *groups, field = path
             values = settings
             for group in groups:
                 values = values.setdefault(group, {})
-            values[last] = lines[name]
+            values[field] = lines[name]
     return settings

@@ -1,20 +1,20 @@
-"""The Centers artifact, to which labels refer.
+"""The Centers artifact; label ids are indices of its rows.
 
 centers.npy     float32 [k, d], unit rows
 sizes.npy       int64 [k], training members of each center
-names.json      optional: a name for each center, or null; names that people give are in
-`mlcd.artifacts.given_names`
+names.json      optional: a name for each center, or null; `mlcd.artifacts.given_names` has the
+                names that users give
 mean.npy        optional: float32 [d], subtracted from unit embeddings (which are then
-normalized again) before they are compared with the centers; for encoders
-whose features lie in a narrow cone
+                normalized again) before they are compared with the centers; for encoders
+                whose features lie in a narrow cone
 examples.arrow  optional: the keys of a few members of each center, see
-`mlcd.artifacts.examples`
-audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure
-approximate look-ups on
-quantiles.npy   optional: float32 [k], the distance, 1 - cosine, within which a share of each
-cluster's members lies: 95 %, or what a change of the centers asked for
-clusters.npy    optional: int32 [k], the cluster of each center where centers were changed, see
-`mlcd.artifacts.living_centers`
+                `mlcd.artifacts.examples`
+audit.npy       optional: float16 [n, d], unit rows of the model, to measure the recall of
+                approximate look-ups
+quantiles.npy   optional: float32 [k], the distance (1 - cosine) within which a fraction of each
+                cluster's members lies: 95 %, or the fraction that a change of the centers set
+clusters.npy    optional: int32 [k], the cluster of each center, after changes of the centers,
+                see `mlcd.artifacts.living_centers`
 levels.parquet  optional: the coarser levels, see `mlcd.artifacts.center_levels`
 """
 
@@ -41,15 +41,15 @@ AUDIT_ROWS: Final = "audit.npy"
 QUANTILES: Final = "quantiles.npy"
 CLUSTERS: Final = "clusters.npy"
 _Number = TypeVar("_Number", np.float32, np.float16, np.int32)
-_PER_CENTER: Final = ("quantiles", "clusters", "paths")
+_PER_CENTER: Final = ("sizes", "names", "examples", "quantiles", "clusters", "paths")
 
 
 @dataclass(frozen=True, repr=False)
 class Centers(ShortRepr):
     """The unit class centers in the space of one model.
 
-    clusters: the cluster of each center; None where each is its own. paths: the path of each center
-    through the levels, as "4/17/2031"; None without levels.
+    clusters: cluster of each center; None if each center is its own cluster. paths: path of each
+    center through the levels, such as "4/17/2031"; None without levels.
     """
 
     vectors: Embeddings
@@ -58,8 +58,7 @@ class Centers(ShortRepr):
     names: tuple[str | None, ...] | None = None
     mean: NDArray[np.float32] | None = None
     examples: Examples | None = None
-    # rows as the model gives them, drawn by hash from those that the centers have not seen, where
-    # there are any
+    # rows of the model, drawn by hash, if possible from rows that the centers were not fitted on
     audit_rows: NDArray[np.float16] | None = None
     quantiles: NDArray[np.float32] | None = None
     clusters: NDArray[np.int32] | None = None
@@ -69,32 +68,21 @@ class Centers(ShortRepr):
 
     def __post_init__(self) -> None:
         num, dimension = self.vectors.shape
-        if len(self.sizes) != num or (self.names is not None and len(self.names) != num):
-            raise ArtifactInvalid(
-                f"{num} centers, {len(self.sizes)} sizes: the center set is not consistent"
-            )
         if self.mean is not None and self.mean.shape != (dimension,):
             raise ArtifactInvalid(
-                f"the mean has shape {self.mean.shape}, the centers dimension {dimension}"
-            )
-        if self.examples is not None and len(self.examples) != num:
-            raise ArtifactInvalid(
-                f"{num} centers, examples of {len(self.examples)}: the center set is not consistent"
+                f"the mean must have the shape [{dimension}], got {list(self.mean.shape)}"
             )
         for field in _PER_CENTER:
             if (values := getattr(self, field)) is not None and len(values) != num:
-                raise ArtifactInvalid(
-                    f"{num} centers, {field} of {len(values)}: the center set is not consistent"
-                )
+                raise ArtifactInvalid(f"{field} must be for {num} centers, got {len(values)}")
         if self.audit_rows is not None and self.audit_rows.shape[1:] != (dimension,):
             raise ArtifactInvalid(
-                f"audit rows {list(self.audit_rows.shape)}, but centers of dimension {dimension}"
+                f"audit rows must have the dimension {dimension} of the centers, got the shape"
+                f" {list(self.audit_rows.shape)}"
             )
 
     def align(self, embeddings: Embeddings) -> Embeddings:
-        """Returns unit embeddings in the space of these centers: with the mean subtracted, where
-        there is one.
-        """
+        """Returns unit embeddings in the space of the centers: minus the mean, if there is one."""
         return embeddings if self.mean is None else unit_rows(embeddings - self.mean)
 
     def name(self, center: int) -> str | None:
@@ -109,7 +97,7 @@ class Centers(ShortRepr):
 
     @cached_property
     def label_columns(self) -> dict[str, pa.Array]:
-        """Returns the columns that labels get beside ids and scores: a value for each center."""
+        """Returns the further columns of labels, beside ids and scores: a value per center."""
         columns = {}
         if self.clusters is not None:
             columns["clusters"] = pa.array(self.clusters)
@@ -118,7 +106,7 @@ class Centers(ShortRepr):
         return columns
 
     def write(self, draft: Draft) -> None:
-        """Writes all but the levels."""
+        """Writes everything except the levels."""
         arrays: dict[str, NDArray[Any] | None] = {
             VECTORS: self.vectors,
             "sizes.npy": self.sizes,
@@ -148,8 +136,8 @@ class Centers(ShortRepr):
     ) -> "Centers":
         """Reads the centers.
 
-        mapped: their vectors stay in the file until they are used. with_names: reads the current
-        names.
+        mapped: whether to memory-map the vectors. with_names: whether to read the names that users
+        gave; otherwise only the original names.
         """
         if artifact.fingerprint is None:
             raise ArtifactInvalid(
@@ -184,15 +172,15 @@ class Centers(ShortRepr):
 def majority_names(
     assignment: NDArray[np.int32], class_names: Sequence[str | None], num_centers: int
 ) -> tuple[str | None, ...]:
-    """Returns the most frequent known class among each center's members; of a tie the
+    """Returns the most frequent known class among each center's members; ties go to the
     alphabetically first.
     """
-    members: list[dict[str, int]] = [{} for _ in range(num_centers)]
+    counts: list[dict[str, int]] = [{} for _ in range(num_centers)]
     for center, class_name in zip(assignment, class_names, strict=True):
         if class_name is not None:
-            members[center][class_name] = members[center].get(class_name, 0) + 1
-    return tuple(_most_frequent(counts) for counts in members)
+            counts[center][class_name] = counts[center].get(class_name, 0) + 1
+    return tuple(map(_find_most_frequent, counts))
 
 
-def _most_frequent(counts: dict[str, int]) -> str | None:
+def _find_most_frequent(counts: dict[str, int]) -> str | None:
     return min(counts, key=lambda name: (-counts[name], name)) if counts else None

@@ -1,6 +1,7 @@
-"""The cluster of each clustered row, where that need not be the one of its nearest center.
+"""The cluster of each clustered row, for clusterings in which it may differ from the cluster of the
+nearest center.
 
-members.parquet  a row for each clustered row, in their order: key string, cluster int32
+members.parquet  a row per clustered row, in the same order: key string, cluster int32
 """
 
 from typing import Final
@@ -21,16 +22,16 @@ _ROWS_AT_ONCE: Final = 1 << 20
 def write_members(
     draft: Draft,
     embeddings: EmbeddingsArtifact,
-    numbers: NDArray[np.int64] | None,
+    row_ids: NDArray[np.int64] | None,
     clusters: NDArray[np.int32],
 ) -> None:
     """Writes the cluster of each row.
 
-    numbers: those of the rows in the embeddings, ascending; None for all.
+    row_ids: ids of the clustered rows in the embeddings, ascending; None for all.
     """
-    numbers = np.arange(len(clusters)) if numbers is None else numbers
+    row_ids = np.arange(len(clusters)) if row_ids is None else row_ids
     with draft.write(MEMBERS) as path, pq.ParquetWriter(path, _SCHEMA) as writer:
         for start in range(0, len(clusters), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            columns = [embeddings.keys_at(numbers[part]), pa.array(clusters[part])]
+            columns = [embeddings.keys_at(row_ids[part]), pa.array(clusters[part])]
             writer.write_table(pa.table(columns, schema=_SCHEMA))

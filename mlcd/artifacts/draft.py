@@ -1,6 +1,6 @@
-"""Directories being built, which become artifacts by one rename.
+"""Builds artifacts in draft directories, which one rename publishes.
 
-A draft survives a crash: the same request finds the finished files again and continues.
+A draft survives a crash: the next attempt at the same request continues with its finished files.
 """
 
 import errno
@@ -47,33 +47,33 @@ from mlcd.types import Fingerprint
 from mlcd.version import __version__
 
 _TEMPORARY: Final = ".*.tmp"
-_TOGETHER: Final = ".together"
+_BATCH_LOCK: Final = ".together"
 
 
 def find_published(out: Path, request: Request) -> Artifact | None:
-    """Returns the finished artifact for this very request, or None where nothing is at `out`.
+    """Returns the finished artifact of exactly this request, or None if nothing is at `out`.
 
-    Working notes of a writer that was killed right after the rename are removed. Raises Conflict
-    where something else is at `out`.
+    Removes working notes of a writer that was killed right after the rename. Raises Conflict if
+    anything else is at `out`.
     """
     if out.name in ("", ".."):
         raise InvalidInput(
             f"the output must be a directory with a name, got {str(out)!r}",
             remedy="give a new directory",
         )
-    is_there = is_finished(out)
+    is_artifact = is_finished(out)
     if not os.path.lexists(out):
         return None
-    if not is_there:
+    if not is_artifact:
         raise Conflict(
-            f"{out} exists and is not an artifact", remedy="give another output directory"
+            f"the output must be new or an artifact, got {out}",
+            remedy="give another output directory",
         )
     artifact = open_artifact(out, verify_files=False)
     identity = artifact.request().identity()
-    identity["config"].pop(
-        GROWN, None
-    )  # it does not matter whether it was made at once or bit by bit
-    # the result brings its own, for a model that did not exist before
+    # an artifact that grew by additions equals one that was made at once
+    identity["config"].pop(GROWN, None)
+    # the request for a new model has no fingerprint, but its result has one
     if request.fingerprint is None:
         identity["fingerprint"] = None
     requested = request.identity()
@@ -94,9 +94,10 @@ def find_published(out: Path, request: Request) -> Artifact | None:
 
 
 def change_begun(out: Path, config: Mapping[str, Any]) -> None:
-    """Gives the unfinished work at `out` another config, with which its next attempt goes on.
+    """Replaces the config of the unfinished work at `out`, for its next attempt.
 
-    The caller decides that what is done stays valid. Raises Conflict where a process works on it.
+    The caller must know that the finished files stay valid. Raises Conflict if a process is
+    working on it.
     """
     path = draft_path(out)
     descriptor = lock_directory(path, fcntl.LOCK_EX, make=False)
@@ -112,18 +113,17 @@ class Draft:
     """A directory under construction: exclusive, resumable, invisible to readers until `publish`.
 
     Use it as a context manager. Leaving it without `publish` keeps the finished files for the next
-    attempt. The exception is an attempt that began the draft and ends because the input or the
-    settings are at fault: no attempt can finish such a draft, so it is removed, unless `keep` was
-    called. A draft of another request is refused.
+    attempt, with one exception: if the attempt that created the draft fails because of its input or
+    settings, no attempt can finish the draft, so it is removed, unless `keep` was called. A draft
+    of another request raises Conflict.
 
-    `fresh`: discards the results of earlier attempts. `shared`: several processes may enter the
-    draft, all of them shared. Files that several of them write under one name must have the same
-    bytes, or be written `together` with the files that belong to them. A process that comes too
-    late, after the draft was published or removed, gets a Conflict. Hidden files are working notes:
-    they are removed when the artifact is published.
+    fresh: discard the results of earlier attempts. shared: several processes may enter the draft,
+    all with shared=True. If several of them write a file of one name, its bytes must be equal, or
+    it must be written in `all_or_none` with the files that belong to it. A process that is too
+    late, after the draft was published or removed, gets a Conflict. Hidden files are working notes,
+    which `publish` removes.
 
-    The files of a draft for an output at a URL are written there, too, as soon as each is finished,
-    unless `stays_here`.
+    For an output at a URL, each finished file is also uploaded immediately, unless stays_here.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Draft:
         stays_here: bool = False,
     ) -> None:
         self.out = out
-        self._fresh, self._shared, self._began = fresh, shared, False
+        self._fresh, self._shared, self._may_remove = fresh, shared, False
         self.request = request
         self.path = draft_path(out)
         self._uploads: Nowhere | Uploads = (
@@ -144,13 +144,12 @@ class Draft:
         )
         self._descriptor: int | None = None
         self._entries: dict[str, FileEntry] = {}
-        self._waiting: list[tuple[Path, str]] | None = None
+        self._held_back: list[tuple[Path, str]] | None = None
 
     def __enter__(self) -> Self:
         with translate_os_errors(self.out):
             make_room(self.out)
-            # a process that shares a draft got an existing path: a missing one may be on a disk
-            # that is away
+            # The parent of a shared draft must exist: if it is missing, its disk may be unmounted.
             if not self._shared:
                 self.out.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = lock_directory(
@@ -159,14 +158,14 @@ class Draft:
             try:
                 self._uploads.begin(self.request.canonical(), fresh=self._fresh)
                 self._claim()
-                self._began |= self._uploads.began and not self._shared
+                self._may_remove |= self._uploads.began and not self._shared
             except BaseException:
                 self._unlock()
                 raise
         return self
 
     def _claim(self) -> None:
-        """Continues a draft of the same request, or begins one where there is none."""
+        """Continues the draft of the same request, or starts a new one."""
         identity = self.request.canonical()
         marker = self.path / REQUEST
         if marker.is_file() and marker.read_text() == identity and not self._fresh:
@@ -184,20 +183,16 @@ class Draft:
         for entry in [] if self._shared else list(self.path.iterdir()):
             _remove(entry)
         write_synced(marker, identity.encode())
-        self._began = not self._shared
+        self._may_remove = not self._shared
 
     def read_request(self) -> dict[str, Any] | None:
-        """Returns the identity of the request whose unfinished work is there; None without such
-        work.
-        """
-        begun = self.note(REQUEST)
-        identity: dict[str, Any] | None = None if begun is None else json.loads(begun)
+        """Returns the identity of the unfinished request in the draft; None without one."""
+        note = self.note(REQUEST)
+        identity: dict[str, Any] | None = None if note is None else json.loads(note)
         return identity
 
     def note(self, name: str) -> str | None:
-        """Returns a working note, of an output at a URL that which is there; None where there is
-        none.
-        """
+        """Returns a working note, for an output at a URL the store's copy; None if missing."""
         return self._uploads.note(name)
 
     def __exit__(
@@ -209,19 +204,17 @@ class Draft:
         at_fault = isinstance(error, InvalidInput | ConfigInvalid) and not isinstance(
             error.__cause__, OSError
         )
-        if at_fault and self._began:
+        if at_fault and self._may_remove:
             shutil.rmtree(self.path, ignore_errors=True)
-            with suppress(MlcdError):  # the error that the block ends with tells more
+            with suppress(MlcdError):  # the error of the block says more
                 self._uploads.discard()
         self._unlock()
         if error is not None:
             refuse_full_disk(error, self.out)
 
     def keep(self) -> None:
-        """Keeps all files from now on, whatever fails: they are worth more than a clean
-        directory.
-        """
-        self._began = False
+        """Keeps all files from now on, even if the attempt fails because of its settings."""
+        self._may_remove = False
 
     def _unlock(self) -> None:
         if self._descriptor is not None:
@@ -229,25 +222,25 @@ class Draft:
             self._descriptor = None
 
     def has(self, name: str) -> bool:
-        """Tells whether the file was finished, now or by an earlier attempt, here or elsewhere."""
+        """Tells whether any attempt on any machine finished the file; fetches it if necessary."""
         return (self.path / name).is_file() or self._uploads.fetch(name)
 
     def remove_note(self, name: str) -> None:
-        """Removes a working note, of an output at a URL there, too."""
+        """Removes a working note, for an output at a URL also in the store."""
         self._uploads.remove_note(name)
 
     def file(self, name: str) -> Path:
-        """Returns the path of a file that was finished, here or elsewhere."""
+        """Returns the path of a finished file; fetches it if another machine finished it."""
         self.has(name)
         return self.path / name
 
     def fetch_all(self) -> None:
-        """Takes all files that other machines have finished into the draft."""
+        """Fetches all files that other machines have finished into the draft."""
         self._uploads.fetch_all()
 
     @contextmanager
     def write(self, name: str) -> Iterator[Path]:
-        """Yields a temporary path to write; on success the file is synced to disk and renamed to
+        """Yields a temporary path to write; on success syncs the file to disk and renames it to
         `name`.
         """
         final = self.path / name
@@ -255,13 +248,13 @@ class Draft:
         with translate_os_errors(self.out):
             self._check_in_use()
             final.parent.mkdir(parents=True, exist_ok=True)
-            is_kept = False
+            is_held_back = False
             try:
                 yield temporary
                 self._entries[name] = measure(temporary)
                 sync_path(temporary)
-                if is_kept := self._waiting is not None:
-                    self._waiting.append((temporary, name))
+                if is_held_back := self._held_back is not None:
+                    self._held_back.append((temporary, name))
                 else:
                     temporary.rename(final)
                     self._uploads.put(name)
@@ -269,41 +262,41 @@ class Draft:
                 self._check_in_use()
                 raise
             finally:
-                if not is_kept:
+                if not is_held_back:
                     temporary.unlink(missing_ok=True)
 
     @contextmanager
     def all_or_none(self, last: str) -> Iterator[None]:
-        """Holds back the files that the block writes until its end; then they appear, `last` as the
-        last one.
+        """Holds back the files that the block writes until its end, then renames all of them,
+        `last` at the end.
 
-        Where `last` exists by then, none of them appears. So files that belong together come from
-        one process, even where another one that was thought dead continues later.
+        If `last` exists by then, discards all of them. So files that belong together come from one
+        process, even if a process that seemed dead continues later.
         """
-        waiting = self._waiting = []
+        held_back = self._held_back = []
         try:
             yield
-            self._waiting = None
+            self._held_back = None
             self._check_in_use()
-            with translate_os_errors(self.out), hold_lock(self.path / _TOGETHER):
-                self._show(waiting, last)
+            with translate_os_errors(self.out), hold_lock(self.path / _BATCH_LOCK):
+                self._rename_all(held_back, last)
         finally:
-            self._waiting = None
-            for temporary, _ in waiting:
+            self._held_back = None
+            for temporary, _ in held_back:
                 temporary.unlink(missing_ok=True)
 
-    def _show(self, waiting: list[tuple[Path, str]], last: str) -> None:
-        assert waiting[-1][1] == last
-        shown = self.has(last)
-        for temporary, name in waiting:
-            if shown:
+    def _rename_all(self, held_back: list[tuple[Path, str]], last: str) -> None:
+        assert held_back[-1][1] == last
+        exists = self.has(last)
+        for temporary, name in held_back:
+            if exists:
                 del self._entries[name]
             else:
                 temporary.rename(self.path / name)
                 self._uploads.put(name)
 
     def _check_in_use(self) -> None:
-        """Raises Conflict where the directory that was entered has left its path."""
+        """Raises Conflict if the directory of a shared draft is no longer at its path."""
         if not self._shared or self._descriptor is None:
             return
         try:
@@ -317,7 +310,7 @@ class Draft:
         )
 
     def adopt(self, name: str, child: Path) -> None:
-        """Copies the artifact at `child` to the sub-directory `name`: complete, or not at all."""
+        """Copies the artifact at `child` to the sub-directory `name`, atomically."""
         final, temporary = self.path / name, self.path / f".{name}.tmp"
         if not final.is_dir():
             shutil.copytree(child, temporary)
@@ -340,14 +333,14 @@ class Draft:
         summary: Mapping[str, Any] | None = None,
         logs: tuple[str, ...] = (),
     ) -> Artifact:
-        """Writes the manifest over everything in the draft and renames the draft to its final path.
+        """Writes the manifest of all files in the draft and renames the draft to its final path.
 
-        fingerprint: of the model, where it is known only now. logs: files that are kept outside of
-        the identity.
+        fingerprint: fingerprint of a new model; None takes the request's. logs: names of files that
+        do not count for the artifact's digest.
         """
         with translate_os_errors(self.out):
             files, children = inventory(self.path, self._entries)
-            kept_logs = {name: files.pop(name) for name in logs if name in files}
+            log_entries = {name: files.pop(name) for name in logs if name in files}
             manifest = {
                 "schema": SCHEMA,
                 "kind": self.request.kind,
@@ -356,13 +349,13 @@ class Draft:
                 "fingerprint": fingerprint or self.request.fingerprint,
                 "files": {name: asdict(entry) for name, entry in files.items()},
                 "children": children,
-                "logs": {name: asdict(entry) for name, entry in kept_logs.items()},
+                "logs": {name: asdict(entry) for name, entry in log_entries.items()},
                 "summary": dict(summary or {}),
                 "code_version": __version__,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
             write_synced(self.path / MANIFEST, seal_manifest(manifest))
-            self._share([*files, *kept_logs])
+            self._make_readable([*files, *log_entries])
             sync_path(self.path)
             try:
                 self._check_in_use()
@@ -379,8 +372,8 @@ class Draft:
         return open_artifact(self.out, verify_files=False)
 
     def hand_over(self) -> None:
-        """Renames the draft to its final path without a manifest: its files are not ours, which no
-        mode and no digest of ours may touch. Raises Conflict where something is there.
+        """Renames the draft to its final path without a manifest or a change of modes, because its
+        files belong to the user. Raises Conflict if the path exists.
         """
         with translate_os_errors(self.out):
             if os.path.lexists(self.out):
@@ -389,9 +382,9 @@ class Draft:
             sync_path(self.out.parent)
             _clear_notes(self.out)
 
-    def _share(self, names: list[str]) -> None:
-        """Gives all files the mode of the manifest; safetensors makes its own readable by their
-        owner only.
+    def _make_readable(self, names: list[str]) -> None:
+        """Gives all files the mode of the manifest, because safetensors makes its files readable
+        only by their owner.
         """
         mode = stat.S_IMODE((self.path / MANIFEST).stat().st_mode)
         for name in names:
@@ -401,10 +394,9 @@ class Draft:
 
 
 def _clear_notes(out: Path) -> None:
-    """Deletes the working notes that this process may delete; the one that marks that there are
-    some goes last.
+    """Deletes the working notes, REQUEST last, because it marks that notes may be left.
 
-    Other processes that do the same may leave some.
+    Stops at an error: another process may be deleting the same notes.
     """
     with suppress(OSError):
         for entry in sorted(out.glob(".*"), key=lambda entry: entry.name == REQUEST):

@@ -1,12 +1,12 @@
 """The embeddings artifact: unit rows in parts, together with the keys of the samples.
 
 part-00000.npy           [n, d] float32 or float16, unit rows
-part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the
-image's bytes, and split: its position in (0, 1) among all listed
-images of its class, by which steps hold out
-errors.jsonl             one line per sample without a row: key, reason, detail; where rows
-were added later, the whole list is in the errors-00000.jsonl of the
-newest addition, named by its first part
+part-00000.keys.parquet  key, class_name (from the source, null if unknown), sha256 of the
+                         image's bytes, and split: its position in (0, 1) among all listed
+                         images of its class, which decides what is held out
+errors.jsonl             one line per sample without a row: key, reason, detail; after additions,
+                         the whole list is in the errors-00000.jsonl of the newest addition,
+                         named by its first part
 """
 
 import json
@@ -41,9 +41,7 @@ def part_name(part: int) -> str:
 
 
 def errors_name_from(first_part: int) -> str:
-    """Returns the name of the list of errors of an artifact to which parts from this one on were
-    added.
-    """
+    """Returns the name of the list of errors after an addition whose first part is this one."""
     return f"errors-{first_part:05d}.jsonl"
 
 
@@ -53,8 +51,9 @@ def keys_name(part: int) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of `num_rows` rows of one part, from `offset` on; `start` numbers its first row over
-    all parts.
+    """A block of `num_rows` rows of one part.
+
+    offset: first row within the part. start: first row within all parts.
     """
 
     part: int
@@ -65,7 +64,7 @@ class Block:
 
 @dataclass(frozen=True)
 class EmbeddingsArtifact:
-    """A reader of an embeddings artifact; each part is verified against the manifest when it is
+    """A reader of an embeddings artifact, which checks each part against the manifest at its first
     read.
     """
 
@@ -92,7 +91,7 @@ class EmbeddingsArtifact:
             except (ValueError, OSError, EOFError, pa.ArrowException) as error:
                 raise ArtifactInvalid(
                     f"{self.artifact.path / part_name(part)} or its keys are damaged",
-                    remedy="embed the images again, or copy them again from where they are whole",
+                    remedy="embed the images again, or copy both files again from an intact copy",
                 ) from error
             if rows != keys:
                 raise ArtifactInvalid(
@@ -107,9 +106,9 @@ class EmbeddingsArtifact:
 
     @property
     def errors_file(self) -> Path:
-        """Returns the newest list of the samples that were skipped."""
-        added = [name for name in self.artifact.files if name.startswith("errors-")]
-        return self.artifact.file(max(added, default=ERRORS))
+        """Returns the newest list of skipped samples."""
+        additions = [name for name in self.artifact.files if name.startswith("errors-")]
+        return self.artifact.file(max(additions, default=ERRORS))
 
     def skipped(self) -> list[dict[str, str]]:
         """Returns key, reason and detail of each sample without a row."""
@@ -134,7 +133,7 @@ class EmbeddingsArtifact:
         return int(self._map(0).shape[1])
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        """Reads one column of all parts, so that millions of keys are not read for the splits."""
+        """Reads only one column of all parts: the splits need no millions of keys."""
         parts = [keys_name(part) for part in range(self.num_parts)]
         for part in parts:
             self._verify(part)
@@ -148,14 +147,14 @@ class EmbeddingsArtifact:
         return keys
 
     def keys_at(self, rows: NDArray[np.int64]) -> pa.Array:
-        """Returns the keys of the rows of these numbers, [n] large_string in this order; one part
-        is in memory at a time.
+        """Returns the keys of these row ids, [n] large_string in the same order, with one part in
+        memory at a time.
         """
         order = np.argsort(rows, kind="stable")
-        in_order, key_blocks, start = rows[order], [pa.array([], pa.large_string())], 0
+        sorted_rows, key_blocks, start = rows[order], [pa.array([], pa.large_string())], 0
         for part in range(self.num_parts):
             stop = start + len(self._map(part))
-            in_part = in_order[slice(*np.searchsorted(in_order, [start, stop]))]
+            in_part = sorted_rows[slice(*np.searchsorted(sorted_rows, [start, stop]))]
             if len(in_part):
                 self._verify(keys_name(part))
                 keys = pq.read_table(self.artifact.path / keys_name(part), columns=["key"])["key"]
@@ -167,7 +166,7 @@ class EmbeddingsArtifact:
 
     @cached_property
     def class_names(self) -> list[str | None]:
-        """Returns the class of each row where the source had one: for evaluation, never for
+        """Returns the class of each row, None if the source has none; for evaluation, never for
         training.
         """
         names = self._column("class_name").to_pylist()
@@ -180,7 +179,7 @@ class EmbeddingsArtifact:
         return splits
 
     def held_out(self, fraction: float) -> NDArray[np.bool_]:
-        """Returns [N] bool: the rows that clustering and training must not see."""
+        """Returns the mask of the rows that clustering and training must not use, [N] bool."""
         return mask_held_out(self.splits, fraction)
 
     @cached_property
@@ -192,14 +191,12 @@ class EmbeddingsArtifact:
         yield from zip(self.keys, self.image_sha256, strict=True)
 
     def blocks(self, num_rows: int = 8192) -> Iterator[tuple[int, Embeddings]]:
-        """Yields (index of the first row, float32 rows) in order, at most `num_rows` at a time."""
+        """Yields the index of the first row and the float32 rows of each block, in order."""
         for block in self.plan(num_rows):
             yield block.start, self.read(block)
 
     def plan(self, num_rows: int = 8192) -> list[Block]:
-        """Returns the blocks that `blocks` yields, for reading in any order and by several
-        processes.
-        """
+        """Returns blocks of at most `num_rows` rows, for reading in any order, by any process."""
         blocks: list[Block] = []
         start = 0
         for part in range(self.num_parts):
@@ -216,7 +213,7 @@ class EmbeddingsArtifact:
         return np.asarray(rows, dtype=np.float32)
 
     def read_keys(self, block: Block) -> tuple[list[SampleKey], list[bytes]]:
-        """Returns (keys, SHA-256 of the images) of one block, without those of the others."""
+        """Returns the keys and the images' SHA-256 of one block, without reading other blocks."""
         self._verify(keys_name(block.part))
         table = pq.read_table(self.artifact.path / keys_name(block.part), columns=["key", "sha256"])
         rows = table.slice(block.offset, block.num_rows)
@@ -232,8 +229,8 @@ class EmbeddingsArtifact:
             self._verified.add(name)
 
     def rows_at(self, rows: NDArray[np.int64]) -> Embeddings:
-        """Returns the rows of these numbers, float32 [n, D] in this order, from the files as the
-        system holds them in memory.
+        """Returns the rows of these row ids, float32 [n, D] in the same order, from memory-mapped
+        files.
         """
         vectors = np.empty((len(rows), self.dimension), np.float32)
         part_of_row = np.searchsorted(self._starts, rows, side="right") - 1
@@ -244,7 +241,7 @@ class EmbeddingsArtifact:
         return vectors
 
     def unit_rows_at(self, rows: NDArray[np.int64]) -> Embeddings:
-        """Returns what `rows_at` does, of unit length to the last bit that float32 has."""
+        """Returns the rows of `rows_at`, normalized again to unit length in float32."""
         return unit_rows(self.rows_at(rows))
 
     @cached_property
@@ -253,7 +250,7 @@ class EmbeddingsArtifact:
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
-        """Returns the number of the first row of each part."""
+        """Returns the id of the first row of each part."""
         return np.cumsum([0, *map(len, self._maps)])[:-1]
 
     def load(self) -> Embeddings:

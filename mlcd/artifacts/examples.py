@@ -1,8 +1,8 @@
-"""The keys of samples near each center, in a file of which only the requested rows are read.
+"""The keys of samples near each center, in a file that is read row by row.
 
-examples.arrow  an Arrow IPC file, one row for each center: keys list<large_string>, nearest
-first, and similarities list<float32>, their cosines with the center, null
-where none was measured in its space
+examples.arrow  an Arrow IPC file, one row per center: keys list<large_string>, nearest
+                first, and similarities list<float32>, their cosines with the center, null
+                if not measured in the center's space
 """
 
 from bisect import bisect_right
@@ -33,14 +33,12 @@ class CenterExample:
 
 
 class Examples:
-    """A few samples of each center at most. Opened from a file, they are its pages and not memory
-    of the process.
-    """
+    """A few samples of each center. Opened from a file, they are memory-mapped."""
 
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
         self.batches = batches
         self._stops = list(accumulate(batch.num_rows for batch in batches))
-        # to_numpy would import pandas where it is installed, for 0.2 s of a server's start
+        # not to_numpy, which imports pandas if installed and delays a server's start by 0.2 s
         self._parts = [
             (np.from_dlpack(keys.offsets), keys.values, similarities.values)
             for keys, similarities in map(_columns, batches)
@@ -52,8 +50,8 @@ class Examples:
     ) -> "Examples":
         """Builds the examples from columns.
 
-        keys: [n] strings, those of the first center first, as many as counts [K] says.
-        similarities: [n].
+        keys: [n] strings, ordered by center. counts: [K], number of keys of each center.
+        similarities: [n], None if not measured.
         """
         stops = np.concatenate([[0], np.cumsum(counts)])
         scores = (
@@ -65,18 +63,16 @@ class Examples:
 
     @classmethod
     def open(cls, path: Path) -> "Examples":
-        """Opens the file. Raises ArtifactInvalid for another kind of file."""
+        """Opens a file of examples. Raises ArtifactInvalid for other or damaged content."""
         try:
             reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         except (OSError, pa.ArrowException) as error:
             raise ArtifactInvalid(
-                f"{path} cannot be read", remedy="it is damaged; make the centers again"
+                f"{path} cannot be read: it is damaged", remedy="cluster again"
             ) from error
         if reader.schema != _SCHEMA:
-            raise ArtifactInvalid(
-                f"{path} does not hold examples of centers", remedy="make the centers again"
-            )
+            raise ArtifactInvalid(f"{path} must hold examples of centers", remedy="cluster again")
         return cls(batches)
 
     def __len__(self) -> int:
@@ -84,9 +80,9 @@ class Examples:
 
     def of_center(self, center: int, num: int | None = None) -> list[CenterExample]:
         """Returns the first `num` examples of a center, or all."""
-        number = bisect_right(self._stops, center)
-        row = center - (self._stops[number] - self.batches[number].num_rows)
-        offsets, keys, similarities = self._parts[number]
+        index = bisect_right(self._stops, center)
+        row = center - (self._stops[index] - self.batches[index].num_rows)
+        offsets, keys, similarities = self._parts[index]
         start, stop = int(offsets[row]), int(offsets[row + 1])
         length = stop - start if num is None else min(num, stop - start)
         pairs = zip(
@@ -97,20 +93,20 @@ class Examples:
         return [CenterExample(key, similarity) for key, similarity in pairs]
 
     def append(self, examples: "Examples") -> "Examples":
-        """Returns these examples and, for the centers after them, the others."""
+        """Returns these examples followed by the examples of further centers."""
         return Examples([*self.batches, *examples.batches])
 
     def with_center(self, center: int, own: "Examples") -> "Examples":
-        """Returns these with the examples of one center replaced by those of the one in `own`."""
-        number = bisect_right(self._stops, center)
-        batch, (new,) = self.batches[number], own.batches
-        row = center - (self._stops[number] - batch.num_rows)
+        """Returns the examples with those of one center replaced. own: examples of one center."""
+        index = bisect_right(self._stops, center)
+        batch, (new,) = self.batches[index], own.batches
+        row = center - (self._stops[index] - batch.num_rows)
         columns = [
             pa.concat_arrays([old.slice(0, row), column, old.slice(row + 1)])
             for old, column in zip(batch.columns, new.columns, strict=True)
         ]
         changed = pa.record_batch(columns, schema=_SCHEMA)
-        return Examples([*self.batches[:number], changed, *self.batches[number + 1 :]])
+        return Examples([*self.batches[:index], changed, *self.batches[index + 1 :]])
 
     def write(self, path: Path) -> None:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:

@@ -1,11 +1,11 @@
 """The LabelTable artifact: the nearest centers of each sample, best first.
 
 part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score
-descending, id ascending); where the centers have them, clusters
-list<int32> and paths list<string>, the cluster of each of the ids and
-its path through the levels; on request embedding
-fixed_size_list<float32>[d], the unit row that was labeled
-names.json          optional: the names of the centers, so that the table stands without them
+                    descending, id ascending); if the centers have them, clusters
+                    list<int32> and paths list<string>, the cluster of each id and its path
+                    through the levels; on request embedding fixed_size_list<float32>[d], the
+                    unit row that was labeled
+names.json          optional: the names of the centers, so that a reader does not need the centers
 """
 
 import json
@@ -46,12 +46,12 @@ def write_part(
     image_sha256: Sequence[bytes],
     neighbors: Neighbors,
     embeddings: Embeddings | None = None,
-    of_centers: Mapping[str, pa.Array] = MappingProxyType({}),
+    center_columns: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> None:
-    """Writes one part; entries with id -1 are left out, so rows may differ in length.
+    """Writes one part; entries with id -1 are omitted, so rows may differ in length.
 
-    embeddings: [n, D], one more column. of_centers: more columns of lists by name, each with the
-    values of all centers, [K], of which a row gets those of its ids.
+    embeddings: [n, D], a further column. center_columns: further columns of lists by name, from
+    the values of all centers, [K]: a row gets the values of its ids.
     """
     present = neighbors.ids >= 0
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
@@ -64,7 +64,7 @@ def write_part(
         scores,
     ]
     table = pa.table(columns, schema=SCHEMA)
-    for name, values in of_centers.items():
+    for name, values in center_columns.items():
         table = table.append_column(
             name, pa.ListArray.from_arrays(offsets, values.take(ids.values))
         )
@@ -102,13 +102,13 @@ class LabelTable:
 
     @property
     def classes(self) -> str | None:
-        """Returns the identity of what the ids stand for: the digest of centers, or of names."""
+        """Returns the digest of the centers, or of the names, that the ids refer to."""
         parents = (parent.digest for parent in self.artifact.parents if parent.role == "centers")
         return next(parents, self.artifact.config.get("names_digest"))
 
     @property
     def names(self) -> list[str | None] | None:
-        """Returns the names of the centers; None where they have none."""
+        """Returns the names of the centers; None without names."""
         if NAMES not in self.artifact.files:
             return None
         names: list[str | None] = json.loads(self.artifact.file(NAMES).read_text())
@@ -121,9 +121,8 @@ class LabelTable:
 
     @cached_property
     def image_sha256(self) -> list[bytes]:
-        """Returns the digest of the image that each row was labeled from.
-
-        Another image under the same key is another sample.
+        """Returns the SHA-256 of each row's image; a different image with the same key is another
+        sample.
         """
         digests: list[bytes] = self._column("sha256").to_pylist()
         return digests
@@ -133,12 +132,12 @@ class LabelTable:
 
     @cached_property
     def ids(self) -> NDArray[np.int32]:
-        """Returns [N, L] int32, padded with -1 where a sample has fewer than L labels."""
+        """Returns the labels, int32 [N, L], padded with -1 if a sample has fewer than L."""
         return _pad(self._column("ids"), -1, np.int32)
 
     @cached_property
     def scores(self) -> NDArray[np.float32]:
-        """Returns [N, L] float32, the cosines of the same labels, padded with -inf."""
+        """Returns the cosines of the labels, float32 [N, L], padded with -inf."""
         return _pad(self._column("scores"), -np.inf, np.float32)
 
     def iter_batches(self, num_rows: int) -> Iterator[pa.RecordBatch]:
@@ -150,8 +149,8 @@ class LabelTable:
         return {key: row for row, key in enumerate(self.keys)}
 
     def read_keys(self) -> pa.ChunkedArray:
-        """Returns [n] large_string: the keys of the samples that have labels, in order; read anew
-        at each call.
+        """Returns the keys of the samples with labels, [n] large_string in order; each call reads
+        the files again.
         """
         parts = [
             self._read_labeled(part, "key")["key"].cast(pa.large_string()) for part in self._parts
@@ -161,10 +160,8 @@ class LabelTable:
         )
 
     def iter_ids(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
-        """Yields the labels of the same samples, part by part.
-
-        Each part has ids int32 [m, L], padded with -1, and SHA-256 of the images uint8 [m, 32]. L
-        differs from part to part.
+        """Yields the labels of the samples of `read_keys`, part by part: ids int32 [m, L], padded
+        with -1, and SHA-256 of the images uint8 [m, 32]. L may differ between parts.
         """
         for part in self._parts:
             table = self._read_labeled(part, "sha256")
@@ -175,13 +172,13 @@ class LabelTable:
             )
 
     def iter_scores(self) -> Iterator[NDArray[np.float32]]:
-        """Yields the scores of the same labels, part by part: float32 [m, L], padded with 0."""
+        """Yields the scores of the labels of `iter_ids`: float32 [m, L], padded with 0."""
         for part in self._parts:
             yield _pad(self._read_labeled(part, "scores")["scores"], 0.0, np.float32)
 
     def first_labels(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
-        """Yields the id and the score of the nearest center of the same samples, part by part, [m]
-        each.
+        """Yields id and score of the nearest center of the samples of `read_keys`, part by part,
+        [m] each.
         """
         for part in self._parts:
             table = self._read_labeled(part, "scores")

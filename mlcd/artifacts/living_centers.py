@@ -1,13 +1,12 @@
-"""Centers that were changed since they were clustered, with the journal of the changes.
+"""Centers that were changed after clustering: a Centers artifact with a journal of the changes.
 
-A Centers artifact with a journal. Its rows are never taken away and never change places, so an id
-keeps its meaning from one artifact to the next.
+Rows are never removed or reordered, so an id keeps its meaning from one artifact to the next.
 
-quantiles.npy   the distance within which the share of each cluster's first members lay that the
-                first change asked for
-clusters.npy    the cluster of each center; its own id but where clusters were merged or aligned
-journal.json    the digest of the first centers and, for each step since, what was done, with the
-                digests of the embeddings it used and of the artifact that it made
+quantiles.npy   the distance within which a fraction of each cluster's first members lies; the
+                first change sets the fraction
+clusters.npy    the cluster of each center: its own id, unless clusters were merged or aligned
+journal.json    the digest of the original centers and, for each change since, its fields, with the
+                digests of the embeddings it used and of the artifact it made
 """
 
 import json
@@ -26,9 +25,9 @@ JOURNAL: Final = "journal.json"
 
 @dataclass(frozen=True)
 class ChangeJournal:
-    """The steps from the centers of digest `origin` on.
+    """The changes since the centers with the digest `origin`.
 
-    steps: each with its fields. made: the digests of the artifacts of all steps but the last.
+    steps: fields of each change. made: digests of the artifacts of all changes except the last.
     """
 
     origin: str
@@ -36,14 +35,14 @@ class ChangeJournal:
     made: tuple[str, ...] = ()
 
     def then(self, before: Artifact, step: dict[str, Any]) -> "ChangeJournal":
-        """Returns the journal with one more step, which changed the artifact `before`."""
+        """Returns the journal with one more change, of the artifact `before`."""
         digests = (*self.made, before.digest) if self.steps else ()
         return ChangeJournal(self.origin, (*self.steps, step), digests)
 
 
 @dataclass(frozen=True)
 class LivingCenters:
-    """Centers, the quantile of each (NaN where it was never measured) and the cluster of each."""
+    """Centers, their quantiles (NaN if never measured), their clusters and the journal."""
 
     centers: Centers
     quantiles: NDArray[np.float32]
@@ -52,23 +51,23 @@ class LivingCenters:
 
     @classmethod
     def read(cls, artifact: Artifact) -> "LivingCenters":
-        """Reads centers that were changed, or that `mlcd cluster` made."""
-        all_centers = Centers.read(artifact)
-        # a change replaces these
-        centers = replace(all_centers, quantiles=None, clusters=None, paths=None)
+        """Reads changed centers, or centers of `mlcd cluster`."""
+        stored_centers = Centers.read(artifact)
+        # `write` sets the quantiles and clusters of this object; changed centers have no levels
+        centers = replace(stored_centers, quantiles=None, clusters=None, paths=None)
         num = len(centers.vectors)
         if JOURNAL not in artifact.files:
-            unknown = np.full(num, np.nan, np.float32)
+            quantiles = np.full(num, np.nan, np.float32)
             return cls(
-                centers, unknown, np.arange(num, dtype=np.int32), ChangeJournal(artifact.digest)
+                centers, quantiles, np.arange(num, dtype=np.int32), ChangeJournal(artifact.digest)
             )
-        assert all_centers.quantiles is not None
-        assert all_centers.clusters is not None
+        assert stored_centers.quantiles is not None
+        assert stored_centers.clusters is not None
         stored = json.loads(artifact.file(JOURNAL).read_text())
         return cls(
             centers,
-            all_centers.quantiles,
-            all_centers.clusters,
+            stored_centers.quantiles,
+            stored_centers.clusters,
             ChangeJournal(stored["origin"], tuple(stored["steps"]), tuple(stored["made"])),
         )
 

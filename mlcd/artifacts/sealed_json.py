@@ -1,4 +1,4 @@
-"""JSON files that carry their own checksum, because no manifest lists them."""
+"""JSON files with their own checksum, because no manifest lists them."""
 
 import hashlib
 import json
@@ -13,13 +13,13 @@ _CHECKSUM: Final = "checksum"
 
 
 def seal_bytes(content: Mapping[str, Any]) -> bytes:
-    """Returns the file of the content, with its checksum."""
+    """Returns the bytes of the file: the content as JSON, with its checksum."""
     sealed = {**content, _CHECKSUM: _checksum(content)}
     return (json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes the content with its checksum; either all of it or the earlier file is there."""
+    """Writes the content with its checksum, atomically."""
     try:
         with translate_os_errors(path):
             path.parent.mkdir(exist_ok=True)
@@ -36,12 +36,12 @@ def read_sealed(path: Path, *, remedy: str) -> dict[str, Any] | None:
     """
     try:
         stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        intact = stored.pop(_CHECKSUM) == _checksum(stored)
+        is_intact = stored.pop(_CHECKSUM) == _checksum(stored)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damage_error(path, remedy) from error
-    if not intact:
+    if not is_intact:
         raise _damage_error(path, remedy)
     return stored
 

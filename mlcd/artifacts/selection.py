@@ -1,7 +1,7 @@
-"""The selection artifact: the decision on each image of an embeddings artifact.
+"""The selection artifact: which images of an embeddings artifact are kept.
 
-decisions.parquet  key, keep, reason (null where it is kept) and group: the number of the group of
-                   near duplicates that the image is in; null outside of groups
+decisions.parquet  key, keep, reason (null if the image is kept) and group: the id of the image's
+                   group of near duplicates, null outside of groups
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Selection:
         return pq.read_table(self.artifact.file(DECISIONS), schema=SELECTION_SCHEMA)
 
     def read_keys(self) -> pa.ChunkedArray:
-        """Returns the keys of the images that are kept, in the order of the embeddings."""
+        """Returns the keys of the kept images, in the order of the embeddings."""
         table = pq.read_table(
             self.artifact.file(DECISIONS), columns=["key", "keep"], schema=SELECTION_SCHEMA
         )

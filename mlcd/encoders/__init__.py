@@ -1,6 +1,4 @@
-"""The encoders: adapters from prepared pixels to embeddings, one file per engine, opened by name
-here.
-"""
+"""Opens encoders (prepared pixels to embeddings) by name; each engine has its own file."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -21,11 +19,11 @@ from mlcd.models.text_part import FOLDER as TEXT
 from mlcd.models.text_part import SETTINGS, WEIGHTS
 from mlcd.types import Fingerprint
 
-if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
+if TYPE_CHECKING:  # text encoders need the package tokenizers, image encoders do not
     from mlcd.encoders.text_encoder import TextEncoder
 
-# openvino reports every import to its vendor where it finds this package, unless the user has
-# forbidden it in a file.
+# If this package is installed, openvino reports every import to its vendor, unless a file of the
+# user forbids it.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 _DEVICES: Final = Path("/dev")
@@ -36,7 +34,7 @@ _TEXT_SETTINGS: Final = f"{TEXT}/{SETTINGS}"
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that `auto` stands for on this machine, and why."""
+    """The engine that `auto` selects on this machine, and the reason."""
 
     engine: Literal["openvino", "torch"]
     reason: str
@@ -45,12 +43,14 @@ class Choice:
 def choose_engine(devices: Path = _DEVICES) -> Choice:
     """Returns the engine for this machine: torch for a CUDA GPU, OpenVINO for a CPU.
 
-    torch is imported only where a GPU's device file is visible.
+    Imports torch only if a GPU's device file is visible.
     """
     if _has_gpu(devices) and _cuda_works():
         return Choice("torch", "a CUDA GPU is visible and torch can use it")
     if _is_installed("openvino"):
-        return Choice("openvino", "no CUDA GPU can be used, and OpenVINO is the engine for CPUs")
+        return Choice(
+            "openvino", "there is no usable CUDA GPU, and OpenVINO is the engine for CPUs"
+        )
     if _is_installed("torch"):
         return Choice("torch", "OpenVINO is not installed")
     return Choice("openvino", f"no engine is installed: {install_command('serve')}")
@@ -65,13 +65,13 @@ def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
         encoder = _open(spec, options)
     except ImportError as error:
         raise _package_missing(spec, error) from error
-    _prepare_otherwise(encoder, spec, options)
+    _override_preprocessing(encoder, spec, options)
     _warm_up(encoder)
     return encoder
 
 
 def has_text(spec: str) -> bool:
-    """Tells whether a model embeds texts, too, by a look at its manifest."""
+    """Tells from its manifest whether a model also embeds texts."""
     path = Path(spec)
     return (path / MANIFEST).is_file() and _TEXT_SETTINGS in read_manifest(path).files
 
@@ -79,11 +79,11 @@ def has_text(spec: str) -> bool:
 def open_text_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> "TextEncoder":
     """Opens the text tower of a model artifact, and warms it up.
 
-    Raises NoTextTower where the model embeds images only, and what `open_encoder` raises.
+    Raises NoTextTower if the model embeds only images, and the errors of `open_encoder`.
     """
     if not has_text(spec):
         if spec not in _CLASSICAL and not Path(spec).exists():
-            raise _no_model(spec)
+            raise _model_missing(spec)
         raise NoTextTower(spec)
     try:
         encoder = _open_text(open_artifact(Path(spec), "model"), options)
@@ -101,7 +101,7 @@ def _open_text(artifact: Artifact, options: EncoderOptions) -> "TextEncoder":
     part = replace(
         part, fingerprint=_apply_options(artifact, part.fingerprint, preprocess, options)[1]
     )
-    if _engine_of(artifact, options, f"{TEXT}/{WEIGHTS}") == "torch":
+    if _select_engine(artifact, options, f"{TEXT}/{WEIGHTS}") == "torch":
         from mlcd.encoders import torch
 
         return torch.open_text(part, options)
@@ -110,27 +110,27 @@ def _open_text(artifact: Artifact, options: EncoderOptions) -> "TextEncoder":
     return openvino.open_text(part, options)
 
 
-def _engine_of(
+def _select_engine(
     artifact: Artifact, options: EncoderOptions, weights: str
 ) -> Literal["openvino", "torch"]:
-    """Returns the engine for a tower. Without its file of weights only OpenVINO runs its graph, and
-    int8 is OpenVINO's alone.
+    """Returns the engine for a tower: OpenVINO for int8 and for a graph without a file of weights,
+    otherwise the requested engine.
     """
     if options.precision == "int8":
         if options.engine == "torch":
-            raise ConfigInvalid("torch does not compute int8", remedy="use engine openvino")
+            raise ConfigInvalid("int8 needs the engine openvino, got torch")
         return "openvino"
     if weights not in artifact.files:
         if options.engine == "torch":
             raise ConfigInvalid(
-                f"{artifact.path} holds no {weights}, which torch runs",
+                f"the engine torch needs {weights}, which {artifact.path} lacks",
                 remedy="use engine openvino",
             )
         return "openvino"
     return choose_engine().engine if options.engine == "auto" else options.engine
 
 
-def _prepare_otherwise(encoder: Encoder, spec: str, options: EncoderOptions) -> None:
+def _override_preprocessing(encoder: Encoder, spec: str, options: EncoderOptions) -> None:
     artifact = (
         open_artifact(Path(spec), verify_files=False) if (Path(spec) / MANIFEST).is_file() else None
     )
@@ -147,17 +147,17 @@ def _apply_options(
     preprocess: PreprocessSpec,
     options: EncoderOptions,
 ) -> tuple[PreprocessSpec, Fingerprint]:
-    """Returns the preprocessing by the options, and the fingerprint of the model with it."""
+    """Returns the preprocessing with the options applied, and the model's fingerprint with it."""
     requested = replace(
         preprocess, exif=options.exif or preprocess.exif, decode=options.decode or preprocess.decode
     )
     if requested == preprocess:
         return preprocess, fingerprint
-    # the fingerprint that an export with this preprocessing would have
-    content = (
+    # equals the fingerprint of an export with this preprocessing
+    weights_digest = (
         fingerprint if artifact is None else artifact.summary.get("weights_digest", fingerprint)
     )
-    return requested, requested.fingerprint(content)
+    return requested, requested.fingerprint(weights_digest)
 
 
 def _open(spec: str, options: EncoderOptions) -> Encoder:
@@ -167,7 +167,7 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
                 f"{spec} does not run on {options.engine}", remedy="use engine auto"
             )
         if options.precision != "fp32":
-            raise ConfigInvalid(f"{spec} is computed in fp32 only")
+            raise ConfigInvalid(f"{spec} needs precision fp32, got {options.precision}")
         return _open_classical(spec)
     path = Path(spec)
     if (path / MANIFEST).is_file():
@@ -175,23 +175,23 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
     if path.suffix == ".onnx":
         if options.engine == "torch":
             raise ConfigInvalid(
-                f"{spec} is an ONNX graph, which torch does not run", remedy="use engine openvino"
+                f"torch cannot run the ONNX graph {spec}", remedy="use engine openvino"
             )
         if options.precision == "int8":
             raise ConfigInvalid(
-                f"{spec} is an ONNX graph, which is run as it is",
-                remedy="use precision fp32 or bf16; `mlcd quantize` takes what `mlcd export` made",
+                f"an ONNX graph cannot run in int8: {spec}",
+                remedy="use precision fp32 or bf16; `mlcd quantize` needs a model of `mlcd export`",
             )
         from mlcd.encoders.openvino import open_external
 
         return open_external(path, options)
-    raise _no_model(spec)
+    raise _model_missing(spec)
 
 
-def _no_model(spec: str) -> NotFound:
+def _model_missing(spec: str) -> NotFound:
     return NotFound(
         f"the model {spec} does not exist",
-        remedy="give starter, a directory made by `mlcd export`, an .onnx file, hog or pixels",
+        remedy="give starter, a directory of `mlcd export`, an .onnx file, hog or pixels",
     )
 
 
@@ -214,7 +214,7 @@ def _open_classical(name: str) -> Encoder:
 
 
 def _open_model_artifact(path: Path, options: EncoderOptions) -> Encoder:
-    if _engine_of(read_manifest(path), options, WEIGHTS) == "torch":
+    if _select_engine(read_manifest(path), options, WEIGHTS) == "torch":
         from mlcd.encoders import torch
 
         return torch.open_model_artifact(path, options)
@@ -224,8 +224,8 @@ def _open_model_artifact(path: Path, options: EncoderOptions) -> Encoder:
 
 
 def _warm_up(encoder: Encoder) -> None:
-    """Encodes one image and a few, so that kernels are compiled and memory is taken before the
-    first request.
+    """Encodes two batches, so that kernels are compiled and memory is allocated before the first
+    request.
     """
     side = encoder.preprocess.crop
     for num in _WARM_BATCHES:
@@ -239,7 +239,7 @@ def _has_gpu(devices: Path) -> bool:
 def _cuda_works() -> bool:
     try:
         from mlcd.encoders.torch import cuda_available
-    except (ImportError, OSError):  # not installed, or its libraries do not load
+    except (ImportError, OSError):  # torch is not installed, or its libraries do not load
         return False
     return cuda_available()
 

@@ -1,4 +1,4 @@
-"""The interface between pixels and embeddings: one narrow protocol, with engines behind it."""
+"""The interface of image encoders (pixels to embeddings), which each engine implements."""
 
 from typing import Literal, Protocol, TypeAlias
 
@@ -6,10 +6,10 @@ from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, Fingerprint, ImageBatch
 
-# the precision in which an engine computes; int8: by the graph that `mlcd quantize` has made
+# the precision in which an engine computes; int8 needs a graph of `mlcd quantize`
 Precision: TypeAlias = Literal["fp32", "bf16", "int8"]
 
-# the engine that runs a model; auto takes the fastest one that this machine has
+# the engine that runs a model; auto selects the fastest engine of this machine
 EngineName: TypeAlias = Literal["auto", "openvino", "torch"]
 
 
@@ -23,27 +23,27 @@ class Encoder(Protocol):
     # the preprocessing that the pixels must have had
     preprocess: PreprocessSpec
     engine: str
-    # the precision, of int8 with the beginning of its graph's digest: other graphs, other rows
+    # the precision; for int8 with a prefix of the graph's digest, because rows depend on the graph
     precision: str
 
     def encode(self, images: ImageBatch) -> Embeddings:
         """Encodes uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows.
 
-        Raises InvalidInput where the batch has another shape, Unavailable where the engine fails. A
-        row without a direction comes back as zeros.
+        A row of norm 0 is returned as zeros. Raises InvalidInput for a batch of another shape, and
+        Unavailable if the engine fails.
         """
         ...
 
     def close(self) -> None:
-        """Frees the engine; a second call does nothing. Then an encoder with an engine raises
-        Unavailable.
+        """Frees the engine, after which `encode` of an encoder with an engine raises Unavailable; a
+        second call does nothing.
         """
         ...
 
 
 def job_batch(encoder: Encoder) -> int:
-    """Returns how many images a job gives an encoder at once: what it asks for, as torch does on a
-    GPU, else MAX_BATCH.
+    """Returns the batch size for jobs: the encoder's `job_batch` if it has one, as torch on a GPU
+    has, otherwise MAX_BATCH.
     """
     batch: int = getattr(encoder, "job_batch", MAX_BATCH)
     return batch

@@ -1,7 +1,5 @@
-"""Histograms of oriented gradients: the classical descriptor that needs no weights.
-
-It stands in where no pretrained encoder is available (Dalal and Triggs, CVPR 2005; scikit-image's
-code).
+"""Histograms of oriented gradients: a classical descriptor for when no pretrained encoder is
+available (Dalal and Triggs, CVPR 2005; computed by scikit-image).
 """
 
 import hashlib
@@ -25,7 +23,7 @@ _LUMA: Final = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as Pillow's mode
 
 
 class HogEncoder:
-    """The `Encoder` protocol over scikit-image's hog of the gray 64 x 64 picture: 1764 numbers."""
+    """The `Encoder` protocol over scikit-image's hog of the gray 64 x 64 image: 1764 numbers."""
 
     name = "hog"
     engine = "scikit-image"
@@ -43,6 +41,6 @@ class HogEncoder:
         if len(images) == 0:
             return np.zeros((0, self.dimension), np.float32)
         gray = np.tensordot(images.astype(np.float64) / 255.0, _LUMA, axes=([1], [0]))
-        return unit_or_zero(np.stack([hog(picture, **_PARAMETERS) for picture in gray]))
+        return unit_or_zero(np.stack([hog(image, **_PARAMETERS) for image in gray]))
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""The ensemble of a model and the exact scan of its centers in a Triton: labels in one call.
+"""Triton's ensemble of a model and the exact scan of its centers: rows and labels in one call.
 
-`mlcd export --format triton --centers` makes it.
+`mlcd export --format triton --centers` writes the ensemble.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from mlcd.types import Embeddings, Fingerprint, ImageBatch
 
 SUFFIX: Final = "-labeled"
 _MICROSECONDS: Final = 1_000_000
-_KINDS: Final = {"embedding": np.float32, "ids": np.int32, "similarity": np.float64}
+_DTYPES: Final = {"embedding": np.float32, "ids": np.int32, "similarity": np.float64}
 
 
 class EmbeddedWithLabels(NamedTuple):
@@ -32,9 +32,9 @@ class EmbeddedWithLabels(NamedTuple):
 
 
 class LabeledEnsemble:
-    """The ensemble beside one version of a model.
+    """The ensemble of one version of a model.
 
-    centers: the digest of the centers that it has.
+    centers: digest of its centers.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class LabeledEnsemble:
     async def label(
         self, images: ImageBatch, *, timeout_s: float, traceparent: str | None
     ) -> EmbeddedWithLabels:
-        """Embeds and labels uint8 [N, 3, S, S] of at most the model's batch.
+        """Embeds and labels uint8 [N, 3, S, S], N at most the model's batch size.
 
-        Raises what `TritonEncoder.encode` raises.
+        Raises the errors of `TritonEncoder.encode`.
         """
         pixels = InferInput("image_u8", list(images.shape), "UINT8")
         pixels.set_data_from_numpy(np.ascontiguousarray(images))
@@ -56,18 +56,18 @@ class LabeledEnsemble:
             self._name,
             [pixels],
             model_version=str(self._version),
-            outputs=[InferRequestedOutput(name) for name in _KINDS],
+            outputs=[InferRequestedOutput(name) for name in _DTYPES],
             timeout=max(1, int(timeout_s * _MICROSECONDS)),
             client_timeout=timeout_s,
             headers=None if traceparent is None else {"traceparent": traceparent},
         )
         answer = await translate_answer(request, self._url, self._name, self._version)
-        outputs = {name: answer.as_numpy(name) for name in _KINDS}
-        for name, kind in _KINDS.items():
-            part = outputs[name]
-            if part is None or part.dtype != kind or part.shape[:1] != (len(images),):
+        outputs = {name: answer.as_numpy(name) for name in _DTYPES}
+        for name, dtype in _DTYPES.items():
+            output = outputs[name]
+            if output is None or output.dtype != dtype or output.shape[:1] != (len(images),):
                 raise Unavailable(
-                    f"Triton's model {self._name} returned other shapes or types than it states"
+                    f"Triton's model {self._name} returned a shape or type unlike its configuration"
                 )
         return EmbeddedWithLabels(
             unit_or_zero(outputs["embedding"]), outputs["ids"], outputs["similarity"]
@@ -80,7 +80,7 @@ class LabeledEnsemble:
 async def open_labels(
     url: str, model: str, version: int, fingerprint: Fingerprint, *, timeout_s: float = 5.0
 ) -> LabeledEnsemble | None:
-    """Opens the ensemble beside the version of a model; None unless Triton has one of this
+    """Opens the ensemble of a model's version; returns None unless Triton has one with this
     fingerprint.
     """
     name, client = model + SUFFIX, InferenceServerClient(url, channel_args=CHANNEL)

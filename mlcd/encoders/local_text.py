@@ -18,7 +18,7 @@ from mlcd.types import Embeddings, Fingerprint, TokenBatch, model_name
 
 @dataclass(frozen=True)
 class TextPart:
-    """The text part of a model artifact, all but its tower."""
+    """The text part of a model artifact, without its tower."""
 
     name: str
     fingerprint: Fingerprint
@@ -28,7 +28,7 @@ class TextPart:
 
 
 def open_text_part(artifact: Artifact) -> TextPart:
-    """Opens the text part of a model artifact that has one; raises ArtifactInvalid."""
+    """Opens the text part of a model artifact; raises ArtifactInvalid if it lacks one."""
     if artifact.fingerprint is None:
         raise ArtifactInvalid(
             f"{artifact.path} lacks a fingerprint", remedy="export the model again"
@@ -38,8 +38,8 @@ def open_text_part(artifact: Artifact) -> TextPart:
     tokenizer = Tokenizer.open(artifact.file(f"{FOLDER}/{TOKENIZER}").parent)
     if tokenizer.context_length != settings.context_length:
         raise ArtifactInvalid(
-            f"{folder} states two context lengths, {tokenizer.context_length} and"
-            f" {settings.context_length}",
+            f"tokenizer and settings need the same context length, got {tokenizer.context_length}"
+            f" and {settings.context_length} in {folder}",
             remedy="export the model again",
         )
     return TextPart(
@@ -52,7 +52,7 @@ def open_text_part(artifact: Artifact) -> TextPart:
 
 
 class LocalTextEncoder:
-    """The `TextEncoder` protocol over an engine that computes one batch."""
+    """The `TextEncoder` protocol over an engine in this process."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class LocalTextEncoder:
         engine: str,
         precision: str,
     ) -> None:
-        """run: computes ids [n, T] to rows [n, D]; close: frees what it holds, after which it
-        raises Unavailable.
+        """run: embeds a batch, ids [n, T] to rows [n, D]. close: frees the engine, after which
+        `run` raises Unavailable.
         """
         self.name, self.fingerprint, self.tokenizer = part.name, part.fingerprint, part.tokenizer
         self.dimension, self.calibration = part.settings.dimension, Calibration.of(part.settings)

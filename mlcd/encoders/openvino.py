@@ -28,13 +28,13 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.text_part import GRAPH
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
-# The graph in int8 of a model artifact, beside that in fp32: OpenVINO's own format, in two files.
+# The int8 graph of a model artifact, beside the fp32 graph: OpenVINO's own format, in two files.
 INT8_GRAPH: Final = "int8.xml"
 INT8_WEIGHTS: Final = "int8.bin"
 ONNX: Final = "model.onnx"
 _PREPROCESSING: Final = "preprocess.json"
-_DIGITS: Final = 12  # hex digits of a graph's digest in the precision
-# of int8: the layers that its graph leaves in floating point
+_REVISION_DIGITS: Final = 12  # hex digits of an int8 graph's digest in `precision`
+# for int8, the hint applies to the layers that its graph leaves in floating point
 _HINTS: Final[dict[Precision, Any]] = {
     "fp32": ov.Type.f32,
     "bf16": ov.Type.bf16,
@@ -43,8 +43,8 @@ _HINTS: Final[dict[Precision, Any]] = {
 
 
 class _Card(BaseModel):
-    """The JSON beside an external ONNX encoder: the preprocessing of its pixels, and the output
-    that is the embedding.
+    """The JSON beside an external ONNX encoder: its input, its preprocessing, and the output with
+    the embedding.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,22 +67,22 @@ class _Card(BaseModel):
 
 
 class _Compiled:
-    """One compiled model of dynamic shapes, which computes one batch at a time.
+    """One compiled model with dynamic shapes, which computes one batch at a time.
 
-    One model per batch size was measured against it and was slower (docs/explanation/engines.md).
+    Separate models per batch size were measured to be slower (docs/explanation/engines.md).
     """
 
     def __init__(self, model: ov.Model, precision: Precision, num_threads: int) -> None:
-        """num_threads: 0 takes all cores that the process may use."""
+        """num_threads: number of threads; 0 means one per core that the process may use."""
         check_precision(precision)
         threads = num_threads or available_cores()
         config = {
             "INFERENCE_PRECISION_HINT": _HINTS[precision],
-            # one stream on all threads, because the batcher above makes the batches
+            # one stream on all threads, because the service batches requests itself
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
-            # Pinning binds threads to cores from the first on: two processes with some threads each
-            # would share those.
+            # Pinning always starts at the first core: two processes with a few threads each would
+            # share the same cores.
             "ENABLE_CPU_PINNING": threads >= available_cores(),
         }
         with _translate_errors():
@@ -93,7 +93,7 @@ class _Compiled:
         with self._lock, _translate_errors():
             if self.request is None:
                 raise Unavailable("the encoder is closed", remedy="open the model again")
-            # The result is the request's own memory, which the next inference overwrites.
+            # A copy, because the next inference overwrites the request's output.
             rows: NDArray[np.float32] = self.request.infer([batch], share_inputs=True)[0].copy()
             return rows
 
@@ -118,8 +118,8 @@ class OpenVinoEncoder:
         revision: str = "",
         num_threads: int = 0,
     ) -> None:
-        """revision: tells graphs of one model and precision apart. num_threads: 0 takes all cores
-        that the process may use.
+        """revision: suffix of `precision` that distinguishes graphs of one model. num_threads:
+        number of threads; 0 means one per core that the process may use.
         """
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = f"{precision}-{revision}" if revision else precision
@@ -137,34 +137,32 @@ class OpenVinoEncoder:
 
 @cache
 def core() -> ov.Core:
-    """Returns the one Core of this process, which is never ended.
+    """Returns this process's only Core, which is never destroyed.
 
-    Its CPU plugin exchanges the stack that signal handlers run on and restores the earlier one when
-    it ends. Of two Cores that do not end in reverse order, the later one restores a stack that no
-    longer exists: the next signal kills the process.
+    A Core's CPU plugin replaces the stack of signal handlers and restores the previous stack at its
+    end. If two Cores do not end in reverse order, one restores a stack that no longer exists, and
+    the next signal kills the process.
     """
     return ov.Core()
 
 
 def capabilities() -> list[str]:
-    """Returns the types in which OpenVINO computes on this CPU: FP32, INT8, BF16, …"""
+    """Returns the data types in which OpenVINO computes on this CPU: FP32, INT8, BF16, …"""
     types: list[str] = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return types
 
 
 def computes_bf16() -> bool:
-    """Asks OpenVINO whether it computes bf16; it may be told not to use what the CPU has
-    (OV_CPU_MAX_ISA).
-    """
+    """Tells whether OpenVINO computes bf16; OV_CPU_MAX_ISA can forbid it to use the CPU's bf16."""
     return "BF16" in capabilities()
 
 
 def computes_int8() -> bool:
-    """Tells whether OpenVINO multiplies eight-bit integers by VNNI or AMX here.
+    """Tells whether OpenVINO multiplies eight-bit integers with VNNI or AMX on this machine.
 
-    It multiplies them on any CPU, and calls that INT8; without these instructions that is as slow
-    as fp32, and rounds differently. Those of AVX-512 are used where OpenVINO may use that at all
-    (OV_CPU_MAX_ISA), which it shows by WINOGRAD.
+    OpenVINO reports INT8 on any CPU; without these instructions int8 is as slow as fp32 and rounds
+    differently. It uses those of AVX-512 unless OV_CPU_MAX_ISA forbids AVX-512; the capability
+    WINOGRAD shows that AVX-512 is allowed.
     """
     features = cpu_features()
     if "AVX512F" not in features:
@@ -173,7 +171,7 @@ def computes_int8() -> bool:
 
 
 def check_precision(precision: Precision) -> None:
-    """Raises ConfigInvalid for a precision that OpenVINO does not compute on this machine."""
+    """Raises ConfigInvalid for a precision that OpenVINO cannot compute on this machine."""
     if precision == "bf16" and not computes_bf16():
         raise ConfigInvalid("bf16 needs a CPU with bf16 instructions", remedy="use precision fp32")
     if precision == "int8" and not computes_int8():
@@ -182,11 +180,11 @@ def check_precision(precision: Precision) -> None:
 
 def read_onnx(path: Path) -> ov.Model:
     """Reads a graph; raises ArtifactInvalid for a file that is not ONNX."""
-    return _read_graph(path, "ONNX", remedy="restore or convert it again")
+    return _read_graph(path, "ONNX", remedy="restore it, or convert it again")
 
 
 def read_int8(path: Path) -> ov.Model:
-    """Reads a graph in OpenVINO's own format; raises ArtifactInvalid for another file."""
+    """Reads a graph in OpenVINO's own format; raises ArtifactInvalid for another format."""
     return _read_graph(path, "a graph", remedy="make it again with `mlcd quantize`")
 
 
@@ -198,16 +196,16 @@ def _read_graph(path: Path, kind: str, *, remedy: str) -> ov.Model:
 
 
 def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEncoder:
-    """Opens a model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives
-    unit rows. In int8 it opens the graph that `mlcd quantize` has added.
+    """Opens the graph of a model artifact: `model.onnx` of `mlcd export` (uint8 pixels to unit
+    rows), or for int8 the graph of `mlcd quantize`.
     """
     artifact = open_artifact(path, "model", verify_files=False)
     check_precision(options.precision)
     if in_int8 := options.precision == "int8":
-        _require_graph(artifact)
-    graph = {INT8_GRAPH, INT8_WEIGHTS} if in_int8 else {ONNX}
-    # The weights that torch runs are as large as the graph, and nothing here reads them.
-    for name in artifact.files.keys() & (graph | {_PREPROCESSING}):
+        _require_int8_graph(artifact)
+    graph_files = {INT8_GRAPH, INT8_WEIGHTS} if in_int8 else {ONNX}
+    # torch's weights are as large as the graph; OpenVINO does not read them, so no check of them.
+    for name in artifact.files.keys() & (graph_files | {_PREPROCESSING}):
         verify_file(artifact, name)
     if artifact.fingerprint is None:
         raise ArtifactInvalid(f"{path} lacks a fingerprint", remedy="export the model again")
@@ -222,24 +220,24 @@ def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenV
     )
 
 
-def _require_graph(artifact: Artifact) -> None:
+def _require_int8_graph(artifact: Artifact) -> None:
     if not {INT8_GRAPH, INT8_WEIGHTS} <= artifact.files.keys():
         raise ConfigInvalid(
-            f"int8 needs a graph in int8, which {artifact.path} lacks",
+            f"int8 needs an int8 graph, which {artifact.path} lacks",
             remedy=f"make one with `mlcd quantize {artifact.path} IMAGES OUT`, and give OUT",
         )
 
 
 def _revision(artifact: Artifact) -> str:
-    """Returns what the precision says of the int8 graph: two that were calibrated on other images
-    give other rows for one fingerprint.
+    """Returns a digest of the int8 graph, because graphs of one fingerprint that were calibrated
+    on different images return different rows.
     """
     digests = "".join(artifact.files[name].sha256 for name in (INT8_GRAPH, INT8_WEIGHTS))
-    return sha256(digests.encode()).hexdigest()[:_DIGITS]
+    return sha256(digests.encode()).hexdigest()[:_REVISION_DIGITS]
 
 
 def open_text(part: TextPart, options: EncoderOptions = DEFAULTS) -> LocalTextEncoder:
-    """Opens the graph of a model artifact's text part; beside images in int8 it runs in fp32."""
+    """Opens the graph of a model artifact's text part; with precision int8 it runs in fp32."""
     graph = read_onnx(part.folder / GRAPH)
     precision: Precision = "fp32" if options.precision == "int8" else options.precision
     compiled = _Compiled(graph, precision, options.num_threads)
@@ -249,23 +247,23 @@ def open_text(part: TextPart, options: EncoderOptions = DEFAULTS) -> LocalTextEn
 
 
 def open_external(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEncoder:
-    """Opens any ONNX image encoder; the JSON of the same name beside it states its preprocessing.
+    """Opens any ONNX image encoder; the JSON of the same name contains its preprocessing.
 
-    The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming the field that the
-    JSON lacks.
+    The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming the wrong or missing
+    field of the JSON.
     """
     sidecar = path.with_suffix(".json")
     if not path.is_file():
         raise NotFound(f"the model {path} does not exist")
     if not sidecar.is_file():
         raise ConfigInvalid(
-            f"{sidecar} is missing", remedy=f"state the preprocessing of {path.name} in it"
+            f"{sidecar} is missing", remedy=f"describe the preprocessing of {path.name} in it"
         )
     card = _read_card(sidecar)
     preprocess = card.preprocess()
     model = read_onnx(path)
     with _translate_errors():
-        model = _with_uint8_input(model, card, preprocess, path)
+        model = _add_preprocessing(model, card, preprocess, path)
     fingerprint = sha256(path.read_bytes() + b"\0" + sidecar.read_bytes()).hexdigest()
     return OpenVinoEncoder(
         model,
@@ -283,38 +281,39 @@ def _read_card(sidecar: Path) -> _Card:
     except OSError as error:
         raise ConfigInvalid(f"{sidecar} cannot be read") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
+        details = error.errors()[0]
+        name = ".".join(str(part) for part in details["loc"])
         fields = ", ".join(_Card.model_fields)
         raise ConfigInvalid(
-            f"{sidecar}: {name} {first['msg'].lower()}", remedy=f"known: {fields}"
+            f"{sidecar}: {name} {details['msg'].lower()}", remedy=f"known: {fields}"
         ) from error
 
 
-def _with_uint8_input(model: ov.Model, card: _Card, spec: PreprocessSpec, path: Path) -> ov.Model:
-    """Adds cast, scale and normalization to the graph, and keeps the one output that is the
-    embedding.
-    """
+def _add_preprocessing(model: ov.Model, card: _Card, spec: PreprocessSpec, path: Path) -> ov.Model:
+    """Returns a graph that takes uint8 pixels, normalizes them, and returns only the embedding."""
     inputs, outputs = (
         [port.get_any_name() for port in ports] for ports in (model.inputs, model.outputs)
     )
     if inputs != [card.input] or card.output not in outputs:
         raise ConfigInvalid(
-            f"{path} has inputs {inputs} and outputs {outputs}",
-            remedy="name them in the JSON beside it",
+            f"{path} must have the input {card.input} and the output {card.output}, got inputs"
+            f" {inputs} and outputs {outputs}",
+            remedy="correct their names in the JSON beside it",
         )
     shape = (
         [-1, 3, spec.crop, spec.crop] if card.layout == "NCHW" else [-1, spec.crop, spec.crop, 3]
     )
     model.reshape({card.input: ov.PartialShape(shape)})
-    chosen = model.output(card.output)
+    output = model.output(card.output)
     model = ov.Model(
-        [chosen.get_node().input_value(0)], model.get_parameters(), card.name or path.stem
+        [output.get_node().input_value(0)], model.get_parameters(), card.name or path.stem
     )
-    produced = model.output(0).partial_shape
-    if len(produced) != 2 or produced[1] != card.dimension:
+    output_shape = model.output(0).partial_shape
+    if len(output_shape) != 2 or output_shape[1] != card.dimension:
         raise ConfigInvalid(
-            f"{card.output} of {path} is not [N, {card.dimension}]", remedy="correct the JSON"
+            f"{card.output} of {path} must have the shape [N, {card.dimension}], got"
+            f" {output_shape}",
+            remedy="correct the JSON",
         )
     steps = PrePostProcessor(model)
     steps.input().tensor().set_element_type(ov.Type.u8).set_layout(ov.Layout("NCHW"))

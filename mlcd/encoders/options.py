@@ -1,4 +1,4 @@
-"""The user's options for opening a model: one list, from the command line to the worker."""
+"""The options for opening a model, shared by the command line, the server and its workers."""
 
 from dataclasses import dataclass, field
 from typing import get_args
@@ -10,10 +10,10 @@ from mlcd.images.transform import DecodeMode
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions:
-    """The options for opening a model. Those with choices are options of the commands, too.
+    """The options for opening a model. Fields with choices are also options of the commands.
 
-    num_threads: 0 takes all cores that the process may use. exif, decode: replace those of the
-    model's preprocessing, which makes it a model of another fingerprint; None keeps them.
+    num_threads: number of threads; 0 means one per core that the process may use. exif, decode:
+    replace the values of the model's preprocessing, which changes the fingerprint; None keeps them.
     """
 
     precision: Precision = field(default="fp32", metadata={"choices": get_args(Precision)})

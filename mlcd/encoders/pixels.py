@@ -1,4 +1,4 @@
-"""The raw pixels as an embedding: the baseline that every learned representation has to beat."""
+"""Raw pixels as an embedding: the baseline that every learned representation has to beat."""
 
 import hashlib
 from typing import Final

@@ -1,4 +1,4 @@
-"""The interface between token ids and embeddings, beside that of images."""
+"""The interface of text encoders (token ids to embeddings); `encoder.py` has that of images."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from mlcd.types import Embeddings, Fingerprint, TokenBatch
 
 @dataclass(frozen=True)
 class Calibration:
-    """The numbers by which a model turns the cosine of an image and a text into a probability.
+    """The parameters that turn the cosine of an image and a text into a probability.
 
-    scale: the factor of cosines, exp(logit_scale) of the checkpoint. bias: that of SigLIP, which
-    judges each pair alone: sigmoid(scale * cosine + bias). With None an image's texts compete:
-    softmax over scale * cosine.
+    scale: factor of cosines, exp(logit_scale) of the checkpoint. bias: SigLIP's bias; a pair's
+    probability is sigmoid(scale * cosine + bias). Without a bias (CLIP), an image's probabilities
+    are the softmax of scale * cosine over the texts.
     """
 
     scale: float
@@ -32,12 +32,12 @@ class Calibration:
         """Returns the probability of each text for each image: [N, C] to [N, C]."""
         logits = self.scale * cosines.astype(np.float64)
         if self.bias is not None:
-            # Written so that no exponential overflows.
-            alone: NDArray[np.float64] = 0.5 * (1 + np.tanh((logits + self.bias) / 2))
-            return alone.astype(np.float32)
+            # The sigmoid as a tanh, because exp() could overflow.
+            sigmoids: NDArray[np.float64] = 0.5 * (1 + np.tanh((logits + self.bias) / 2))
+            return sigmoids.astype(np.float32)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
-        shares: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
-        return shares.astype(np.float32)
+        softmax: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
+        return softmax.astype(np.float32)
 
 
 class TextEncoder(Protocol):
@@ -47,7 +47,7 @@ class TextEncoder(Protocol):
 
     # the model's name, for people
     name: str
-    # the whole model's, that of its image encoder
+    # the fingerprint of the whole model, equal to its image encoder's
     fingerprint: Fingerprint
     dimension: int
     tokenizer: Tokenizer
@@ -59,14 +59,14 @@ class TextEncoder(Protocol):
         """Encodes int64 [N, T], T at most the tokenizer's context length, to float32
         [N, dimension] of unit rows.
 
-        Rows of like length are computed together, and padding that a model does not see is cut
-        off. Raises InvalidInput where the batch has another shape, Unavailable where the engine
-        fails. A row without a direction comes back as zeros.
+        Batches rows of similar length and trims padding that does not affect the embedding. A row
+        of norm 0 is returned as zeros. Raises InvalidInput for a batch of another shape, and
+        Unavailable if the engine fails.
         """
         ...
 
     def close(self) -> None:
-        """Frees the engine; a second call does nothing. Then an encoder with an engine raises
-        Unavailable.
+        """Frees the engine, after which `encode` of an encoder with an engine raises Unavailable; a
+        second call does nothing.
         """
         ...

@@ -1,9 +1,9 @@
 """The engine torch: CUDA GPUs in fp32 or bf16, and CPUs where OpenVINO is not installed.
 
-On a GPU each batch size of a short list is recorded once as a CUDA graph, and a batch is padded to
-the next size, so that one call starts the many small kernels of a transformer. A larger batch is
-computed in parts, and the last one is padded too. The host copies a part's pixels, and reads its
-rows, while the GPU computes another part.
+On a GPU each batch size of a short list is recorded once as a CUDA graph, so that one call starts
+the many small kernels of a transformer; a batch is padded to the next size. A larger batch is split
+into parts, of which the last is padded. The host copies a part's pixels, and reads its rows, while
+the GPU computes another part.
 """
 
 import threading
@@ -33,10 +33,10 @@ from mlcd.models.servable import WEIGHTS, Servable
 from mlcd.models.servable_text import ServableText
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, TokenBatch, model_name
 
-# On an H200 ViT-B/32 computes 1.4 times as many images a second at 256 as at 32.
+# On an H200, ViT-B/32 computes 1.4 times as many images per second with batches of 256 as of 32.
 CUDA_BATCH: Final = 256
 BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH, 64, 128, CUDA_BATCH)
-# calls before a recording, in which cuBLAS and cuDNN choose their kernels and allocate workspaces
+# calls before a recording; in them cuBLAS and cuDNN choose their kernels and allocate workspaces
 _WARM_UPS: Final = 3
 
 
@@ -60,19 +60,19 @@ class TorchEncoder:
         num_threads: int = 0,
         device: str | None = None,
     ) -> None:
-        """num_threads: 0 takes all cores that the process may use. device: None takes the GPU where
-        there is one.
+        """num_threads: number of threads; 0 means one per core that the process may use. device:
+        None selects the GPU if there is one.
 
-        The model's weights are taken over: with bf16 those of its matrix products are rounded in
-        place, and on a GPU also scaled (`MLP.fold_quick_gelu`).
+        Changes the model's weights in place: bf16 rounds the weights of matrix products, and on a
+        GPU also scales them (`MLP.fold_quick_gelu`).
         """
         torch_device = torch.device(device or ("cuda" if cuda_available() else "cpu"))
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
         self.dimension = model.trunk.config.output_dim
-        forward = _forward(model, torch_device, precision, num_threads)
+        forward = _prepare(model, torch_device, precision, num_threads)
         self._on_gpu = torch_device.type == "cuda"
-        # images that a job does well to give at once
+        # the best batch size for jobs
         self.job_batch = CUDA_BATCH if self._on_gpu else MAX_BATCH
         with _translate_errors():
             self._engine: Callable[[ImageBatch], NDArray[np.float32]] | None = (
@@ -101,9 +101,7 @@ class TorchEncoder:
 
 
 def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> TorchEncoder:
-    """Opens a model written by `mlcd export`: its weights, config and preprocessing, without the
-    ONNX graph.
-    """
+    """Opens a model of `mlcd export`; it needs weights, config and preprocessing, not the graph."""
     artifact = open_artifact(path, "model")
     if artifact.fingerprint is None:
         raise ArtifactInvalid(f"{path} lacks a fingerprint", remedy="export the model again")
@@ -121,9 +119,9 @@ def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> Torch
 def open_text(
     part: TextPart, options: EncoderOptions = DEFAULTS, *, device: str | None = None
 ) -> LocalTextEncoder:
-    """Opens the weights of a model artifact's text part, without its graph.
+    """Opens the text part of a model artifact; it needs the weights, not the graph.
 
-    device: that of `TorchEncoder`.
+    device: see `TorchEncoder`.
     """
     model = ServableText.read(part.folder)
     tower = _TextTower(model, options.precision, options.num_threads, device)
@@ -139,7 +137,7 @@ class _TextTower:
         self, model: nn.Module, precision: Precision, num_threads: int, device: str | None
     ) -> None:
         self._device = torch.device(device or ("cuda" if cuda_available() else "cpu"))
-        self._forward: _Forward | None = _forward(model, self._device, precision, num_threads)
+        self._forward: _Forward | None = _prepare(model, self._device, precision, num_threads)
         self._lock = threading.Lock()
 
     def run(self, ids: TokenBatch) -> NDArray[np.float32]:
@@ -154,18 +152,18 @@ class _TextTower:
 
 
 class _Forward:
-    """The computation of unit rows, on the device.
+    """Computes unit rows on the device.
 
-    Products are in the requested precision. Norms and the residual stream are in fp32, but for a
-    tower of images in bf16 on a GPU: there the residual stream is in bf16 too.
+    Products are in the requested precision. Norms and the residual stream are in fp32, except that
+    an image tower in bf16 on a GPU has its residual stream in bf16 too.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
         self.model, self.device, self.precision = model, device, precision
 
     def __call__(self, batch: Tensor) -> Tensor:
-        # The weights are rounded already, so autocast has nothing to cache, and within a recording
-        # it must not.
+        # The weights are already rounded, so autocast's cache is useless; in a recording it is
+        # forbidden.
         bf16 = torch.autocast(
             self.device.type,
             dtype=torch.bfloat16,
@@ -173,7 +171,7 @@ class _Forward:
             cache_enabled=False,
         )
         with torch.inference_mode():
-            if _is_short(self.model):
+            if _is_all_bf16(self.model):
                 embedding = self.model.trunk(self.model.normalize(batch).bfloat16())
                 return functional.normalize(embedding.float(), dim=1)
             with bf16:
@@ -181,14 +179,14 @@ class _Forward:
                 return rows
 
     def on_cpu(self, images: ImageBatch) -> NDArray[np.float32]:
-        # A copy, because from_numpy wants arrays that may be written.
+        # A copy, because from_numpy needs a writable array.
         return self(torch.tensor(images)).numpy()
 
 
-def _forward(
+def _prepare(
     model: nn.Module, device: torch.device, precision: Precision, num_threads: int
 ) -> _Forward:
-    """Takes over a model, rounds it to the precision and moves it to the device."""
+    """Rounds a model to the precision, in place, and moves it to the device."""
     _check_precision(precision, device)
     with _translate_errors():
         if precision == "bf16":
@@ -205,9 +203,9 @@ def _forward(
 
 
 class _Slot:
-    """The memory through which one part goes to the GPU and its rows come back.
+    """The buffers for one part: its pixels on host and GPU, and its rows on the host.
 
-    Memory of the host is pinned, so that copies are queued and not waited for.
+    Host memory is pinned, so that copies are asynchronous.
     """
 
     def __init__(self, crop: int, dimension: int, device: torch.device) -> None:
@@ -218,10 +216,10 @@ class _Slot:
         self.copied, self.done = torch.cuda.Event(), torch.cuda.Event()
 
     def fill(self, images: ImageBatch) -> None:
-        """Copies images into pinned memory once an earlier part has left it."""
+        """Copies images into pinned memory, once the previous part of this slot is done."""
         self.done.synchronize()
         pinned, images = self.pinned[: len(images)], np.ascontiguousarray(images)
-        if images.flags.writeable:  # torch copies by several threads, and warns of other arrays
+        if images.flags.writeable:  # torch copies with several threads, and warns if not writable
             pinned.copy_(torch.from_numpy(images))
         else:
             pinned.numpy()[...] = images
@@ -233,75 +231,77 @@ class _Slot:
 
 
 class _Graphs:
-    """Unit rows by one CUDA graph for each bucket, recorded at its first use; plain calls where
-    recording fails.
+    """Computes unit rows with one CUDA graph per bucket, recorded at its first use; falls back to
+    plain calls if recording fails.
 
-    Parts take turns in two slots: while the GPU computes one, the host fills the other and a second
-    stream copies it.
+    Parts alternate between two slots: while the GPU computes one, the host fills the other and a
+    second stream copies it.
     """
 
     def __init__(self, forward: _Forward, crop: int, dimension: int) -> None:
         self._forward, self._dimension = forward, dimension
         self._slots = [_Slot(crop, dimension, forward.device) for _ in range(2)]
         self._copies = torch.cuda.Stream(forward.device)
-        # what the graphs read
+        # the input of all graphs
         self._pixels = torch.zeros_like(self._slots[0].pixels)
-        # The slots' memory was set to zero in another stream than copies use.
+        # The current stream zeroes the slots' memory; the copy stream must wait for it.
         self._copies.wait_stream(torch.cuda.current_stream(forward.device))
         self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        # one pool for all, because only one graph runs at a time
+        # one memory pool for all graphs, because only one runs at a time
         self._memory = torch.cuda.graph_pool_handle()
-        self._records = True
-        self._most = CUDA_BATCH
+        self._can_record = True
+        self._max_part = CUDA_BATCH
 
     def __call__(self, images: ImageBatch) -> Embeddings:
         while True:
             try:
-                return self._in_parts(images)
+                return self._encode_in_parts(images)
             except torch.cuda.OutOfMemoryError:
-                if self._most == MAX_BATCH or len(images) <= self._most // 2:
+                if self._max_part == MAX_BATCH or len(images) <= self._max_part // 2:
                     raise
-            self._most //= 2
-            torch.cuda.synchronize(self._forward.device)  # copies of the failed part are under way
-            fitting = (bucket for bucket in self._recorded if bucket <= self._most)
-            self._recorded = {bucket: self._recorded[bucket] for bucket in fitting}
+            self._max_part //= 2
+            torch.cuda.synchronize(self._forward.device)  # waits for copies of the failed part
+            buckets = (bucket for bucket in self._recorded if bucket <= self._max_part)
+            self._recorded = {bucket: self._recorded[bucket] for bucket in buckets}
             torch.cuda.empty_cache()
 
-    def _in_parts(self, images: ImageBatch) -> Embeddings:
-        vectors = np.empty((len(images), self._dimension), np.float32)
-        computing: list[tuple[int, _Slot]] = []
-        for number, start in enumerate(range(0, len(images), self._most)):
-            slot = self._slots[number % 2]
-            if len(computing) == 2:
-                self._take(vectors, *computing.pop(0))
-            part = images[start : start + self._most]
+    def _encode_in_parts(self, images: ImageBatch) -> Embeddings:
+        rows = np.empty((len(images), self._dimension), np.float32)
+        in_flight: list[tuple[int, _Slot]] = []
+        for index, start in enumerate(range(0, len(images), self._max_part)):
+            slot = self._slots[index % 2]
+            if len(in_flight) == 2:
+                self._read_rows(rows, *in_flight.pop(0))
+            part = images[start : start + self._max_part]
             slot.fill(part)
             self._start(slot, len(part))
-            computing.append((start, slot))
-        for start, slot in computing:
-            self._take(vectors, start, slot)
-        return vectors
+            in_flight.append((start, slot))
+        for start, slot in in_flight:
+            self._read_rows(rows, start, slot)
+        return rows
 
     def _start(self, slot: _Slot, num: int) -> None:
-        """Queues the copy, the computation and the way back of a part; nothing is waited for."""
+        """Queues a part's copy to the GPU, its computation and the copy of its rows; returns
+        without waiting.
+        """
         compute = torch.cuda.current_stream(self._forward.device)
         with torch.cuda.stream(self._copies):
             slot.pixels[:num].copy_(slot.pinned[:num], non_blocking=True)
             slot.copied.record(self._copies)
         compute.wait_event(slot.copied)
-        # The remains of an earlier batch in the padding are computed and dropped; rows do not
-        # affect each other.
+        # The padding contains pixels of an earlier batch; its rows are computed and discarded, and
+        # rows do not affect each other.
         self._pixels[:num].copy_(slot.pixels[:num])
-        rows = self._rows(BUCKETS[bisect_left(BUCKETS, num)])
+        rows = self._compute(BUCKETS[bisect_left(BUCKETS, num)])
         slot.rows[:num].copy_(rows[:num], non_blocking=True)
         slot.done.record(compute)
 
-    def _take(self, vectors: Embeddings, start: int, slot: _Slot) -> None:
-        num = min(self._most, len(vectors) - start)
-        vectors[start : start + num] = slot.unit_rows(num)
+    def _read_rows(self, rows: Embeddings, start: int, slot: _Slot) -> None:
+        num = min(self._max_part, len(rows) - start)
+        rows[start : start + num] = slot.unit_rows(num)
 
-    def _rows(self, bucket: int) -> Tensor:
-        if self._records and bucket not in self._recorded:
+    def _compute(self, bucket: int) -> Tensor:
+        if self._can_record and bucket not in self._recorded:
             self._record(bucket)
         if bucket not in self._recorded:
             return self._forward(self._pixels[:bucket])
@@ -323,33 +323,35 @@ class _Graphs:
             with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 rows = self._forward(pixels)
         except RuntimeError as error:
-            torch.cuda.set_stream(before)  # torch leaves that of the recording current
+            torch.cuda.set_stream(before)  # torch leaves the recording's stream as the current one
             torch.cuda.synchronize(self._forward.device)
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            self._records = False
+            self._can_record = False
             warnings.warn(
-                f"CUDA graphs are off, which is slower: {error}", RuntimeWarning, stacklevel=2
+                f"running without CUDA graphs, which is slower: {error}",
+                RuntimeWarning,
+                stacklevel=2,
             )
         else:
             self._recorded[bucket] = (graph, rows)
 
 
 def fold_activations(model: nn.Module) -> None:
-    """Makes one kernel of each quick_gelu, in place; see `MLP.fold_quick_gelu`."""
+    """Folds each quick_gelu into one kernel, in place; see `MLP.fold_quick_gelu`."""
     for module in model.modules():
         if isinstance(module, MLP):
             module.fold_quick_gelu()
 
 
-def _is_short(model: nn.Module) -> TypeGuard[Servable]:
-    """Tells whether all of a tower of images is in bf16, not its products alone."""
+def _is_all_bf16(model: nn.Module) -> TypeGuard[Servable]:
+    """Tells whether a whole image tower is in bf16, not only its products."""
     return isinstance(model, Servable) and model.trunk.norm_post.weight.dtype == torch.bfloat16
 
 
 def round_products(model: nn.Module) -> None:
-    """Rounds the weights of layers that autocast runs in bf16 anyway: half the memory, and no cast
-    on every call.
+    """Rounds the weights of layers that autocast would run in bf16: this halves their memory and
+    saves a cast per call.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -360,7 +362,7 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
     if precision == "fp32":
         return
     if precision == "int8":
-        raise ConfigInvalid("torch does not compute int8", remedy="use engine openvino")
+        raise ConfigInvalid("int8 needs the engine openvino, got torch")
     if device.type == "cuda":
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise ConfigInvalid(
@@ -371,12 +373,10 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
 
 
 def computes_bf16() -> bool:
-    """Asks the CPU and oneDNN, which may be told not to use what the CPU has
-    (ONEDNN_MAX_CPU_ISA).
-    """
+    """Tells whether the CPU has bf16 and oneDNN may use it (ONEDNN_MAX_CPU_ISA can forbid it)."""
     if not cpu_features() & {"AVX512_BF16", "AMX_BF16"}:
         return False
-    # torch has no public name for it
+    # torch has no public function for this
     supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()  # noqa: SLF001
     return supported
 

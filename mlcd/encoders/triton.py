@@ -1,9 +1,8 @@
 """The engine Triton: a model that an NVIDIA Triton server runs, over gRPC.
 
-Triton batches by itself: each image may be a request of its own. Every request carries its
-deadline, which bounds the wait here and, as Triton's queue timeout, there. A request that is
-cancelled here is cancelled there. Only gRPC itself repeats requests, and only those that have not
-left this machine.
+Triton batches requests itself, so each image may be a separate request. Every request has a
+deadline, for the wait here and as Triton's queue timeout. Cancelling a request here cancels it in
+Triton. Only gRPC itself retries requests, and only requests that have not left this machine.
 """
 
 import asyncio
@@ -40,43 +39,42 @@ from mlcd.types import Embeddings, Fingerprint, ImageBatch, TokenBatch, model_na
 
 _OUTPUT: Final = "embedding"
 _REMEDY: Final = "export it with `mlcd export --format triton`"
-# Triton batches requests of one shape: texts are padded to a multiple of this length, so that those
-# of several callers meet
-_LENGTHS: Final = 8
-# seconds; Triton answers in about a millisecond, from a thread that no inference blocks, so a
-# longer wait means that it hangs
+# Triton only batches requests of equal shape: texts are padded to a multiple of this length, so
+# that requests of several callers share a batch.
+_LENGTH_MULTIPLE: Final = 8
+# Triton answers readiness in about a millisecond, from a thread that no inference blocks: after
+# this time it hangs.
 _READY_TIMEOUT_S: Final = 1.0
-# seconds; an inference within them proves that the model runs, otherwise an empty image is sent to
-# see
+# An inference that ended within this time proves that the model runs; otherwise a probe is sent.
 _RECENT_S: Final = 5.0
-# seconds between reads of Triton's statistics (0.4 ms each) while an empty image is in flight
-_LOOK_S: Final = 0.25
-# times the slowest request or batch took (a large one of a large model on a CPU); one that takes
-# longer hangs
+# between reads of Triton's statistics (0.4 ms each) while a probe is in flight
+_STATISTICS_INTERVAL_S: Final = 0.25
+# An inference hangs if it takes longer than this times the slowest recent request or batch.
 _PATIENCE: Final = 2
-_FORGETTING: Final = 0.99
+# decay of the slowest time per successful inference
+_SLOWEST_DECAY: Final = 0.99
 _BUSY_PAUSE_S: Final = 0.1
 _MICROSECONDS: Final = 1_000_000
 _NANOSECONDS: Final = 1_000_000_000
 CHANNEL: Final = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A restarted server is found at once; gRPC's own pauses grow to two minutes.
+    # Short, to reconnect soon to a restarted server; gRPC's default backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.use_local_subchannel_pool", 1),
-    # By default gRPC would use the environment's proxy.
+    # gRPC would use the environment's proxy by default.
     ("grpc.enable_http_proxy", 0),
 ]
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
-class _Served:
-    """The facts about one version from the model's configuration.
+class _VersionConfig:
+    """One version's part of the model's configuration.
 
-    parameters: what `mlcd export` wrote of this version, by name.
+    parameters: the version's parameters that `mlcd export` wrote, by name.
     """
 
     parameters: Mapping[str, str]
@@ -90,18 +88,18 @@ class _Served:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """The work of one version since it was loaded, by Triton's statistics.
+class _Statistics:
+    """Triton's statistics of one version since it was loaded.
 
-    num_images: of inferences that succeeded. batches: by size, their number and the nanoseconds
-    they took.
+    num_images: images in successful inferences. batches: by batch size, the number of batches and
+    their total nanoseconds.
     """
 
     num_images: int = 0
     batches: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, answer: Any) -> "_Work":
+    def of(cls, answer: Any) -> "_Statistics":
         """Reads a ModelStatisticsResponse of one version."""
         (statistics,) = answer.model_stats
         batches = {
@@ -110,14 +108,17 @@ class _Work:
         }
         return cls(statistics.inference_count, batches)
 
-    def slowest_since(self, earlier: "_Work") -> float:
-        """Returns the mean seconds of the batches of the size that took longest."""
-        slowest = 0.0
-        for size, (num, nanoseconds) in self.batches.items():
-            num_before, before = earlier.batches.get(size, (0, 0))
-            if num > num_before:
-                slowest = max(slowest, (nanoseconds - before) / (num - num_before) / _NANOSECONDS)
-        return slowest
+    def slowest_since(self, earlier: "_Statistics") -> float:
+        """Returns the seconds per batch since `earlier`, for the batch size with the longest
+        mean.
+        """
+        slowest_s = 0.0
+        for size, (num, total_ns) in self.batches.items():
+            earlier_num, earlier_ns = earlier.batches.get(size, (0, 0))
+            if num > earlier_num:
+                mean_ns = (total_ns - earlier_ns) / (num - earlier_num)
+                slowest_s = max(slowest_s, mean_ns / _NANOSECONDS)
+        return slowest_s
 
 
 async def open_triton(
@@ -128,16 +129,16 @@ async def open_triton(
     timeout_s: float = 10.0,
     probe_timeout_s: float = 2.0,
 ) -> "TritonEncoder":
-    """Opens the model `name` of the Triton at `url` (HOST:PORT of its gRPC), and sees it embed;
-    close it when done.
+    """Opens the model `name` of the Triton at `url` (HOST:PORT of its gRPC) and waits until a probe
+    succeeds; close it when done.
 
-    version: None takes the latest that is loaded, and stays with it. timeout_s: for all of the
-    opening. probe_timeout_s: how long one image may take, where no request took longer, before that
-    counts as hanging. Raises Unavailable where Triton, the model or the version is not there,
+    version: None selects the latest loaded version, permanently. timeout_s: time limit of the whole
+    opening. probe_timeout_s: minimum time after which an inference of one image counts as hanging.
+    Raises Unavailable if Triton is unreachable or the model or version is not loaded, and
     ArtifactInvalid for a model that `mlcd export --format triton` did not make.
     """
 
-    def make(connection: "_OpenedVersion", served: _Served) -> TritonEncoder:
+    def make(connection: "_OpenedVersion", served: _VersionConfig) -> TritonEncoder:
         return TritonEncoder(
             connection, served, _read_preprocess(name, served), probe_timeout_s=probe_timeout_s
         )
@@ -156,13 +157,13 @@ async def open_triton_text(
 ) -> "TritonTextEncoder":
     """Opens the text tower of the model `name`, which Triton serves as `name`-text.
 
-    folder: holds the version's tokenizer.json and config.json. Raises ArtifactInvalid where its
-    tokenizer is another than the one that Triton states, and what `open_triton` raises.
+    folder: folder with the version's tokenizer.json and config.json. Raises ArtifactInvalid if its
+    tokenizer differs from that of Triton's model, and the errors of `open_triton`.
     """
     settings, tokenizer = TextSettings.read(folder), Tokenizer.open(folder)
     digest = sha256((folder / TOKENIZER).read_bytes()).hexdigest()
 
-    def make(connection: "_OpenedVersion", served: _Served) -> TritonTextEncoder:
+    def make(connection: "_OpenedVersion", served: _VersionConfig) -> TritonTextEncoder:
         if served.parameters["tokenizer"] != digest:
             raise ArtifactInvalid(
                 f"{folder / TOKENIZER} is not the tokenizer of Triton's model {connection.name}",
@@ -182,7 +183,7 @@ async def _open(
     name: str,
     version: int | None,
     tower_input: "_TowerInput",
-    make: Callable[["_OpenedVersion", _Served], "_Opened"],
+    make: Callable[["_OpenedVersion", _VersionConfig], "_Opened"],
     timeout_s: float,
 ) -> "_Opened":
     _check_address(url)
@@ -190,14 +191,15 @@ async def _open(
     client = InferenceServerClient(url, channel_args=CHANNEL)
     try:
         async with asyncio.timeout(timeout_s):
-            number = version if version is not None else await _latest(client, url, name, timeout_s)
-            connection = _OpenedVersion(client, url, name, number, tower_input)
+            if version is None:
+                version = await _find_latest(client, url, name, timeout_s)
+            connection = _OpenedVersion(client, url, name, version, tower_input)
             encoder = make(connection, await connection.read_config(timeout_s))
-            await _until_it_embeds(encoder, timeout_s)
+            await _wait_until_it_embeds(encoder, timeout_s)
     except TimeoutError as error:
         await client.close()
         raise Unavailable(
-            f"Triton at {url} does not answer within {timeout_s:g} s", remedy="is it up?"
+            f"Triton at {url} did not answer within {timeout_s:g} s", remedy="is it up?"
         ) from error
     except BaseException:
         await client.close()
@@ -208,7 +210,7 @@ async def _open(
 
 @dataclass(frozen=True)
 class _TowerInput:
-    """The input of a tower: its name, its type, and what each version states of it."""
+    """The input of a tower: its name, its Triton type, and the parameter that describes it."""
 
     name: str
     kind: str
@@ -232,8 +234,10 @@ class _OpenedVersion:
     async def answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
         return await translate_answer(request, self.url, self.name, self.version)
 
-    async def read_config(self, timeout_s: float) -> _Served:
-        """Reads the model's configuration; raises ArtifactInvalid for one that is not ours."""
+    async def read_config(self, timeout_s: float) -> _VersionConfig:
+        """Reads the model's configuration; raises ArtifactInvalid if mlcd did not export the
+        model.
+        """
         request = self.client.get_model_config(
             self.name, str(self.version), client_timeout=timeout_s
         )
@@ -252,7 +256,7 @@ class _OpenedVersion:
         fits = list(inputs) == [self.tower_input.name] and list(outputs) == [_OUTPUT]
         if not fits or config.max_batch_size < 1 or len(outputs[_OUTPUT]) != 1:
             raise _not_ours(self.name)
-        return _Served(
+        return _VersionConfig(
             {name: parameters[key] for name, key in keys.items()},
             inputs[self.tower_input.name],
             outputs[_OUTPUT][0],
@@ -261,46 +265,44 @@ class _OpenedVersion:
 
 
 class _TritonTower(ABC):
-    """The common part of the encoders of images and of texts: requests, and the watch over the
-    model's health.
-    """
+    """The common part of the image and text encoders: requests and health checks."""
 
     engine = "triton"
 
     def __init__(
-        self, connection: _OpenedVersion, served: _Served, *, probe_timeout_s: float
+        self, connection: _OpenedVersion, served: _VersionConfig, *, probe_timeout_s: float
     ) -> None:
         self.version, self.url = connection.version, connection.url
         self.fingerprint, self.precision = served.fingerprint, served.parameters["precision"]
         self.dimension, self.max_batch = served.dimension, served.max_batch
-        # the event loop's time at which an inference of this version was last seen to end, whoever
-        # requested it
+        # the event loop's time when an inference of this version, by any client, was last known to
+        # succeed
         self.last_success = -np.inf
-        # seconds of the slowest recent request of ours, or batch of any client
+        # seconds of the slowest recent request of this encoder, or batch of any client
         self.slowest_s = 0.0
         self._connection, self._probe_timeout_s = connection, probe_timeout_s
-        self._work = _Work()
+        self._statistics = _Statistics()
         self._circuit = Circuit(self._check)
 
     @abstractmethod
-    def _smallest(self) -> NDArray[Any]:
-        """Returns the batch of one item that shows whether the model runs."""
+    def _make_probe(self) -> NDArray[Any]:
+        """Returns the batch of one item that probes the model."""
 
     @property
     def up(self) -> bool:
-        """Tells whether the version is loaded and has embedded lately, as the watcher saw at most
-        about 2 s ago.
+        """Tells whether the version was loaded and embedding at the last check, at most about 2 s
+        ago.
         """
         return self._circuit.fault is None
 
     @property
     def fault(self) -> MlcdError | None:
-        """Returns why it is not up."""
+        """Returns why the version is not up; None if it is."""
         return self._circuit.fault
 
     @property
     def patience_s(self) -> float:
-        """Returns the seconds after which the model hangs, where a request of ours waits and no
+        """Returns the seconds after which the model counts as hanging, if a request waits and no
         inference ends.
         """
         return max(self._probe_timeout_s, _PATIENCE * self.slowest_s)
@@ -311,7 +313,7 @@ class _TritonTower(ABC):
     async def _encode_parts(
         self, parts: Sequence[NDArray[Any]], timeout_s: float, traceparent: str | None
     ) -> list[Embeddings]:
-        """Encodes batches of at most `max_batch` items at one time; `timeout_s` is for all."""
+        """Encodes batches of at most `max_batch` items concurrently, within `timeout_s`."""
         if len(parts) == 1:
             return [await self._encode_part(parts[0], timeout_s, traceparent)]
         try:
@@ -321,17 +323,17 @@ class _TritonTower(ABC):
                     for part in parts
                 ]
         except ExceptionGroup as failures:
-            # `except*` is not used: in Python 3.11.2, Debian 12's, it wraps a member that it raises
-            # in a group again.
-            ours, unexpected = failures.split(MlcdError)
-            if ours is None or unexpected is not None:
+            # Not `except*`: in Python 3.11.2 (Debian 12) an error raised in it is wrapped in a
+            # group again.
+            mlcd_errors, unexpected = failures.split(MlcdError)
+            if mlcd_errors is None or unexpected is not None:
                 raise
-            raise _first(ours) from None
+            raise _first_error(mlcd_errors) from None
         return [task.result() for task in tasks]
 
     async def close(self) -> None:
-        """Ends the connection; a second call does nothing. At a shutdown it comes first, because
-        Triton waits for its clients.
+        """Closes the connection; a second call does nothing. Close it before Triton shuts down,
+        because Triton waits for its clients.
         """
         await self._circuit.close("the encoder is closed")
         await self._connection.client.close()
@@ -351,8 +353,8 @@ class _TritonTower(ABC):
             raise
 
     async def probe(self, timeout_s: float) -> None:
-        """Embeds the smallest batch; raises what `encode` raises."""
-        await self._infer(self._smallest(), timeout_s, None)
+        """Embeds one item; raises the errors of `encode`."""
+        await self._infer(self._make_probe(), timeout_s, None)
 
     async def _infer(
         self, batch: NDArray[Any], timeout_s: float, traceparent: str | None
@@ -376,8 +378,8 @@ class _TritonTower(ABC):
         rows = (await connection.answer(request)).as_numpy(_OUTPUT)
         if rows is None or rows.dtype != np.float32 or rows.shape != (len(batch), self.dimension):
             raise Unavailable(
-                f"Triton's model {connection.name} returned another shape or type than its"
-                " configuration says",
+                f"Triton's model {connection.name} returned a shape or type unlike its"
+                " configuration",
                 remedy="reload it",
             )
         self._note_success(clock() - started)
@@ -385,10 +387,10 @@ class _TritonTower(ABC):
 
     def _note_success(self, seconds: float) -> None:
         self.last_success = asyncio.get_running_loop().time()
-        self.slowest_s = max(seconds, _FORGETTING * self.slowest_s)
+        self.slowest_s = max(seconds, _SLOWEST_DECAY * self.slowest_s)
 
     async def _check(self, suspected: bool) -> None:  # noqa: FBT001 - the circuit's signature
-        """Raises where the version cannot serve: not loaded, not the one that was opened, or no
+        """Raises if the version cannot serve: it is not loaded, its fingerprint changed, or no
         inference ends.
         """
         connection = self._connection
@@ -398,27 +400,27 @@ class _TritonTower(ABC):
         if not await connection.answer(request):
             raise _not_loaded(connection.name, self.version)
         if not self.up:
-            await self._refuse_another()
-        await self._look()
-        # requests in flight show it themselves, in time
+            await self._refuse_another_model()
+        await self._read_statistics()
+        # requests in flight serve as probes themselves
         idle = (
             asyncio.get_running_loop().time() - self.last_success > _RECENT_S
             and not self._circuit.num_in_flight
         )
         if suspected or idle or not self.up:
-            await self._see_one_end()
+            await self._wait_for_success()
 
-    async def _see_one_end(self) -> None:
-        """Raises where an empty image fails, or hangs while no other inference ends. A queued probe
-        is not a failure.
+    async def _wait_for_success(self) -> None:
+        """Sends a probe, and waits until it or any other inference succeeds. Raises if the probe
+        fails, or hangs while no other inference ends. A queued probe is not a failure.
         """
-        started = self.last_success
+        earlier_success = self.last_success
         probe = asyncio.create_task(self.probe(self.patience_s))
         try:
-            while not probe.done() and self.last_success == started:
-                await asyncio.wait([probe], timeout=_LOOK_S)
-                await self._look()
-            if self.last_success == started:
+            while not probe.done() and self.last_success == earlier_success:
+                await asyncio.wait([probe], timeout=_STATISTICS_INTERVAL_S)
+                await self._read_statistics()
+            if self.last_success == earlier_success:
                 await probe
         except Overloaded:
             return  # a server that refuses is alive
@@ -426,48 +428,45 @@ class _TritonTower(ABC):
             probe.cancel()
             await asyncio.gather(probe, return_exceptions=True)
 
-    async def _look(self) -> None:
-        """Reads from Triton's own statistics which inferences have ended, and how long their
-        batches took.
+    async def _read_statistics(self) -> None:
+        """Updates `last_success` and `slowest_s` from Triton's statistics.
 
-        Where they may not be read, only our own inferences show it.
+        If Triton refuses to report them, only this encoder's own inferences count.
         """
         connection = self._connection
         request = connection.client.get_inference_statistics(
             connection.name, str(self.version), client_timeout=_READY_TIMEOUT_S
         )
         try:
-            work = _Work.of(await connection.answer(request))
+            statistics = _Statistics.of(await connection.answer(request))
         except DeadlineExceeded:
             raise  # the server hangs
         except MlcdError:
             return
-        if work.num_images > self._work.num_images:
-            self._note_success(work.slowest_since(self._work))
-        self._work = work
+        if statistics.num_images > self._statistics.num_images:
+            self._note_success(statistics.slowest_since(self._statistics))
+        self._statistics = statistics
 
-    async def _refuse_another(self) -> None:
-        """Raises where the server came back with another model, whose vectors must not answer for
-        ours.
-        """
+    async def _refuse_another_model(self) -> None:
+        """Raises if the server returned with another model: its embeddings are not comparable."""
         served = await self._connection.read_config(_READY_TIMEOUT_S)
         if served.fingerprint != self.fingerprint:
             raise Unavailable(
-                f"Triton's model {self._connection.name} version {self.version} is another than the"
-                " one that was opened",
+                f"Triton's model {self._connection.name} version {self.version} has changed since"
+                " it was opened",
                 remedy="open it again",
             )
 
 
 class TritonEncoder(_TritonTower):
-    """The encoder that `open_triton` opens, an asynchronous form of the `Encoder` protocol for
-    tasks of one event loop.
+    """The image encoder of `open_triton`: an asynchronous form of the `Encoder` protocol, for tasks
+    of one event loop.
     """
 
     def __init__(
         self,
         connection: _OpenedVersion,
-        served: _Served,
+        served: _VersionConfig,
         preprocess: PreprocessSpec,
         *,
         probe_timeout_s: float,
@@ -481,10 +480,10 @@ class TritonEncoder(_TritonTower):
         """Encodes uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows, in requests of
         at most `max_batch` images.
 
-        timeout_s: until the caller's deadline; finite. traceparent: W3C's trace context, passed on.
-        A row without a direction comes back as zeros. Raises InvalidInput where the batch has
-        another shape, Overloaded where Triton's queue is full, DeadlineExceeded when the time has
-        passed, and Unavailable where Triton or the model is not there: at once, when that is known.
+        timeout_s: seconds until the caller's deadline; finite. traceparent: W3C trace context for
+        Triton. A row of norm 0 is returned as zeros. Raises InvalidInput for a batch of another
+        shape, Overloaded if Triton's queue is full, DeadlineExceeded after `timeout_s`, and
+        Unavailable if Triton or the model is down (immediately, if that is known).
         """
         check_batch(images, self.preprocess.crop)
         parts = [
@@ -494,27 +493,27 @@ class TritonEncoder(_TritonTower):
         rows = await self._encode_parts(parts, timeout_s, traceparent)
         return np.concatenate([np.empty((0, self.dimension), np.float32), *rows])
 
-    def _smallest(self) -> NDArray[Any]:
+    def _make_probe(self) -> NDArray[Any]:
         side = self.preprocess.crop
         return np.zeros((1, 3, side, side), np.uint8)
 
 
 class TritonTextEncoder(_TritonTower):
-    """The encoder that `open_triton_text` opens, an asynchronous form of the `TextEncoder`
-    protocol for tasks of one event loop.
+    """The text encoder of `open_triton_text`: an asynchronous form of the `TextEncoder` protocol,
+    for tasks of one event loop.
     """
 
     def __init__(
         self,
         connection: _OpenedVersion,
-        served: _Served,
+        served: _VersionConfig,
         name: str,
         settings: TextSettings,
         tokenizer: Tokenizer,
         *,
         probe_timeout_s: float,
     ) -> None:
-        """name: that of the whole model."""
+        """name: name of the whole model."""
         super().__init__(connection, served, probe_timeout_s=probe_timeout_s)
         self.name, self.tokenizer = name, tokenizer
         self.calibration = Calibration.of(settings)
@@ -523,27 +522,29 @@ class TritonTextEncoder(_TritonTower):
     async def encode(
         self, ids: TokenBatch, *, timeout_s: float, traceparent: str | None = None
     ) -> Embeddings:
-        """Encodes int64 [N, T] to float32 [N, dimension] of unit rows, rows of like length in one
-        request.
+        """Encodes int64 [N, T] to float32 [N, dimension] of unit rows, with rows of similar length
+        in one request.
 
-        timeout_s, traceparent and errors are those of `TritonEncoder.encode`.
+        For timeout_s, traceparent and errors see `TritonEncoder.encode`.
         """
-        parts = self._batches.split(ids, max_batch=self.max_batch, multiple=_LENGTHS)
+        parts = self._batches.split(ids, max_batch=self.max_batch, multiple=_LENGTH_MULTIPLE)
         rows = np.empty((len(ids), self.dimension), np.float32)
         encoded = await self._encode_parts([part for _, part in parts], timeout_s, traceparent)
-        for (numbers, _), vectors in zip(parts, encoded, strict=True):
-            rows[numbers] = vectors
+        for (row_indices, _), vectors in zip(parts, encoded, strict=True):
+            rows[row_indices] = vectors
         return rows
 
-    def _smallest(self) -> NDArray[Any]:
-        return self._batches.split(self.tokenizer(["a"]), max_batch=1, multiple=_LENGTHS)[0][1]
+    def _make_probe(self) -> NDArray[Any]:
+        return self._batches.split(self.tokenizer(["a"]), max_batch=1, multiple=_LENGTH_MULTIPLE)[
+            0
+        ][1]
 
 
 _Opened = TypeVar("_Opened", TritonEncoder, TritonTextEncoder)
 
 
-async def _until_it_embeds(encoder: _TritonTower, timeout_s: float) -> None:
-    """Probes until the model embeds, and repeats where the server is too busy."""
+async def _wait_until_it_embeds(encoder: _TritonTower, timeout_s: float) -> None:
+    """Probes the model, and repeats the probe while the server is overloaded."""
     while True:
         try:
             await encoder.probe(timeout_s)
@@ -553,19 +554,19 @@ async def _until_it_embeds(encoder: _TritonTower, timeout_s: float) -> None:
             return
 
 
-async def _latest(client: InferenceServerClient, url: str, name: str, timeout_s: float) -> int:
+async def _find_latest(client: InferenceServerClient, url: str, name: str, timeout_s: float) -> int:
     metadata = await translate_answer(
         client.get_model_metadata(name, client_timeout=timeout_s), url, name, None
     )
     return max(int(version) for version in metadata.versions)
 
 
-def _read_preprocess(name: str, served: _Served) -> PreprocessSpec:
+def _read_preprocess(name: str, served: _VersionConfig) -> PreprocessSpec:
     try:
         preprocess = PreprocessSpec.from_dict(json.loads(served.parameters["preprocess"]))
     except ValueError as error:
         raise ArtifactInvalid(
-            f"Triton's model {name} states no readable preprocessing", remedy=_REMEDY
+            f"the preprocessing of Triton's model {name} cannot be read", remedy=_REMEDY
         ) from error
     if served.dims != [3, preprocess.crop, preprocess.crop]:
         raise _not_ours(name)
@@ -574,17 +575,17 @@ def _read_preprocess(name: str, served: _Served) -> PreprocessSpec:
 
 def _not_ours(name: str) -> ArtifactInvalid:
     return ArtifactInvalid(
-        f"Triton's model {name} does not take and give what mlcd exports", remedy=_REMEDY
+        f"Triton's model {name} must have the inputs and outputs of an mlcd export", remedy=_REMEDY
     )
 
 
 async def translate_answer(
     request: Coroutine[Any, Any, _Answer], url: str, name: str, version: int | None
 ) -> _Answer:
-    """Returns the answer, or raises our error for Triton's.
+    """Returns the answer, or raises our error in place of Triton's.
 
-    It is chosen by status, and by Triton's own words where one status means three things. Triton's
-    text goes no further.
+    The status decides which error; for a status with three meanings, Triton's text decides. The
+    error does not contain Triton's text.
     """
     try:
         return await request
@@ -612,10 +613,9 @@ def _not_loaded(name: str, version: int | None) -> Unavailable:
     return Unavailable(f"{which} is not loaded in Triton", remedy="load it there")
 
 
-def _first(errors: ExceptionGroup[MlcdError]) -> MlcdError:
-    """Returns one error of the parts of a batch."""
+def _first_error(errors: ExceptionGroup[MlcdError]) -> MlcdError:
     error = errors.exceptions[0]
-    return error if isinstance(error, MlcdError) else _first(error)
+    return error if isinstance(error, MlcdError) else _first_error(error)
 
 
 def _check_address(url: str) -> None:

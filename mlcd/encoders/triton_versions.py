@@ -1,9 +1,8 @@
-"""The versions of a model that Triton has loaded, by its explicit model control.
+"""Loads and unloads versions of a model in Triton, by its explicit model control.
 
-A plain load reads the repository again, and does nothing where nothing in it has changed. In that
-case, and where a version was unloaded, the version policy given with a load states which versions
-are wanted. In either case Triton first loads and warms up, while its present versions continue to
-serve.
+A plain load reads the repository again and does nothing if it is unchanged. Then, and to load a
+version that was unloaded, the load must pass a version policy that lists the versions to serve. In
+both cases Triton serves its present versions until the new one is loaded and warmed up.
 """
 
 import json
@@ -24,18 +23,18 @@ from mlcd.errors import (
     Unavailable,
 )
 
-# prefix of the parameter of config.pbtxt for one version
-_OF_VERSION: Final = "fingerprint."
+# the prefix of a version's parameter in config.pbtxt
+_VERSION_PREFIX: Final = "fingerprint."
 _Answer = TypeVar("_Answer")
 
 
 async def load_version(url: str, name: str, version: int | None, *, timeout_s: float) -> int:
-    """Makes the Triton at `url` load and warm up a version beside those that serve, and returns its
-    number.
+    """Makes the Triton at `url` load and warm up a version beside the loaded versions, and returns
+    its number.
 
-    version: None takes the newest that the repository holds. timeout_s: for each call. Raises
-    NotFound for an unknown version, ArtifactInvalid where Triton cannot load the model,
-    ConfigInvalid where it does not allow clients to load models, and Unavailable.
+    version: None selects the newest in the repository. timeout_s: time limit of each call. Raises
+    NotFound for an unknown version, ArtifactInvalid if Triton cannot load the model, ConfigInvalid
+    if it does not allow clients to load models, and Unavailable.
     """
     async with _connect(url, name, timeout_s) as control:
         if version is not None and version in await control.list_loaded():
@@ -56,9 +55,9 @@ async def load_version(url: str, name: str, version: int | None, *, timeout_s: f
 
 
 async def keep_version(url: str, name: str, version: int, *, timeout_s: float) -> None:
-    """Makes the Triton at `url` unload every version but this, which serves all the while.
+    """Makes the Triton at `url` unload all other versions, while this version keeps serving.
 
-    Raises what `load_version` raises.
+    Raises the errors of `load_version`.
     """
     async with _connect(url, name, timeout_s) as control:
         if await control.list_loaded() != {version}:
@@ -75,7 +74,7 @@ async def _connect(url: str, name: str, timeout_s: float) -> AsyncIterator["_Con
 
 
 class _Control:
-    """The model control of one model."""
+    """Calls Triton's model control for one model."""
 
     def __init__(self, client: InferenceServerClient, name: str, timeout_s: float) -> None:
         self._client, self._name, self._timeout_s = client, name, timeout_s
@@ -89,7 +88,7 @@ class _Control:
         return config
 
     async def list_loaded(self) -> set[int]:
-        """Returns the loaded versions; none where the model is not loaded."""
+        """Returns the loaded versions; an empty set if the model is not loaded."""
         try:
             metadata = await self._answer(
                 self._client.get_model_metadata(self._name, client_timeout=self._timeout_s)
@@ -101,8 +100,8 @@ class _Control:
     async def load(
         self, config: dict[str, Any] | None = None, versions: Collection[int] = ()
     ) -> None:
-        """Loads the model as the repository states it; with `config`, the existing ones of
-        `versions`.
+        """Loads the model with the repository's configuration, or with `config` and only
+        `versions` of it.
         """
         policy = {"version_policy": {"specific": {"versions": sorted(versions)}}}
         override = None if config is None else json.dumps({**config, **policy})
@@ -119,18 +118,16 @@ class _Control:
 
 def _list_versions(config: dict[str, Any]) -> list[int]:
     """Returns the versions in config.pbtxt, newest first."""
-    numbers = [
-        key.removeprefix(_OF_VERSION)
+    suffixes = [
+        key.removeprefix(_VERSION_PREFIX)
         for key in config.get("parameters", {})
-        if key.startswith(_OF_VERSION)
+        if key.startswith(_VERSION_PREFIX)
     ]
-    return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
+    return sorted((int(suffix) for suffix in suffixes if suffix.isdecimal()), reverse=True)
 
 
 def _error(error: InferenceServerException, name: str) -> MlcdError:
-    """Returns our error by status; Triton's text, which may hold a traceback of the model's, goes
-    no further.
-    """
+    """Returns our error for Triton's status; drops Triton's text, which may contain a traceback."""
     status, text = error.status(), (error.message() or "").lower()
     if status == "StatusCode.DEADLINE_EXCEEDED":
         return DeadlineExceeded(f"Triton did not load the model {name} in time")
@@ -145,5 +142,5 @@ def _error(error: InferenceServerException, name: str) -> MlcdError:
         return Unavailable("Triton cannot be reached", remedy="is it up?")
     return ArtifactInvalid(
         f"Triton cannot load the model {name}",
-        remedy="its log says why; mend the version that fails, or take it away",
+        remedy="its log says why; repair the version that fails, or remove it",
     )

@@ -1,4 +1,4 @@
-"""The unit rows that every engine returns, computed in checked batches."""
+"""Checks batches, and normalizes the rows that engines return."""
 
 from collections.abc import Callable
 from typing import Final
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, ImageBatch
 
-# images that an engine gets at once: more was no faster on a CPU, and memory stays flat
+# images per engine call: larger batches were not faster on a CPU and need more memory
 MAX_BATCH: Final = 32
 
 
@@ -28,7 +28,7 @@ def encode_in_parts(
     crop: int,
     dimension: int,
 ) -> Embeddings:
-    """Returns unit rows of the images; `run` gets at most MAX_BATCH contiguous ones at a time."""
+    """Returns unit rows; calls `run` with contiguous batches of at most MAX_BATCH images."""
     check_batch(images, crop)
     rows = np.empty((len(images), dimension), np.float32)
     for start in range(0, len(images), MAX_BATCH):
@@ -38,7 +38,7 @@ def encode_in_parts(
 
 
 def unit_or_zero(rows: NDArray[np.floating]) -> Embeddings:
-    """Returns unit rows; zeros where the norm of a row is 0 or not finite."""
+    """Returns unit rows; a row whose norm is 0 or not finite becomes zeros."""
     wide = np.asarray(rows, dtype=np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     usable = np.isfinite(norms) & (norms > 0)

@@ -1,3 +1,1 @@
-"""The forms of models that others load: ONNX, Hugging Face and Triton, behind one gate
-of parity.
-"""
+"""Exports models for ONNX, Hugging Face and Triton, each after a check of parity."""

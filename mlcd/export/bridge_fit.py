@@ -1,8 +1,8 @@
-"""The fitting of bridges on pivots: images whose rows are known in both spaces.
+"""Fits bridges on pivots: images whose rows are known in both spaces.
 
-Both spaces are centered, because the rows of a tower lie in a cone around their mean, and texts in
-another cone than images. What leaves a bridge is orthogonal to the mean of the target's rows: so a
-text that resembles everything is nearest to nothing.
+Both spaces are centered, because the rows of a tower lie in a cone around their mean, and texts lie
+in a different cone than images. The output of a bridge is orthogonal to the mean of the target's
+rows, so that a text similar to everything is close to nothing.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from mlcd.types import Embeddings
 
 BridgeKind: TypeAlias = Literal["mixture", "ridge"]
 MIN_PIVOTS: Final = 50
-# ridge: times the mean squared length of the columns
+# the penalties of ridge, relative to the mean squared length of the columns
 _PENALTIES: Final = (1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 3.0)
 _TEMPERATURES: Final = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2)
 _SCALES: Final = np.exp(np.linspace(0, 6, 121))
@@ -28,12 +28,12 @@ _RECALLS: Final = (1, 5, 10)
 
 @dataclass(frozen=True)
 class Pivots:
-    """Images in two spaces.
+    """The embeddings of images in two spaces.
 
-    source: their unit rows by the model that has texts, [N, F]. target: by the model that gets
-    them, [N, D]. positions: [N] in (0, 1), by which a part is held out. class_of: [N], the number
-    of each image's class, -1 where it has none. names: the unit rows of the classes' names as
-    texts of the source, [C, F]. text_mean: [F], the mean of texts in general.
+    source: unit rows of the model with a text tower, [N, F]. target: unit rows of the model that
+    gets the bridge, [N, D]. positions: [N] in (0, 1); they decide which images are held out.
+    class_of: [N], class index of each image, -1 without class. names: unit rows of the class names
+    by the source's text tower, [C, F]. text_mean: [F], mean row of general texts.
     """
 
     source: Rows
@@ -65,9 +65,9 @@ class Pivots:
 
 @dataclass(frozen=True)
 class FittedBridge:
-    """A bridge for texts, and what was measured on the images that were held out.
+    """A bridge for texts, and its measurements on held-out images.
 
-    scale: softmax(scale * cosine) over names is nearest to the shares that are right.
+    scale: factor with which softmax(scale * cosine) over the names has the lowest cross-entropy.
     """
 
     bridge: Bridge
@@ -76,25 +76,25 @@ class FittedBridge:
 
 
 def fit_bridge(kind: BridgeKind, pivots: Pivots) -> FittedBridge:
-    """Fits on three fifths, chooses strength and scale on the fourth, fits again on all four, and
-    measures on the fifth.
+    """Fits on three fifths of the pivots, chooses strength and scale on a fourth, fits again on
+    those four fifths, and measures on the last.
 
-    The choice is made by names where every image has a class, else by images alone. Raises
-    InvalidInput for too few pivots.
+    Chooses by zero-shot accuracy on the names if every image has a class, otherwise by image
+    retrieval. Raises InvalidInput for fewer than MIN_PIVOTS distinct pivots.
     """
-    num = min(_num_different(pivots.source), _num_different(pivots.target))
+    num = min(_count_distinct(pivots.source), _count_distinct(pivots.target))
     if num < MIN_PIVOTS:
         raise InvalidInput(
-            f"{num} usable images that differ are too few for a bridge",
-            remedy=f"give at least {MIN_PIVOTS} with --images",
+            f"a bridge needs at least {MIN_PIVOTS} distinct usable images, got {num}",
+            remedy="give more with --images",
         )
-    choosing = pivots.part(HELD_OUT_FRACTION, 2 * HELD_OUT_FRACTION)
+    validation = pivots.part(HELD_OUT_FRACTION, 2 * HELD_OUT_FRACTION)
     fit: Callable[[Pivots, float], _Fit] = _fit_linear if kind == "ridge" else _fit_mixture
     strengths = _PENALTIES if kind == "ridge" else _TEMPERATURES
-    tried = [fit(pivots.part(2 * HELD_OUT_FRACTION, 1), strength) for strength in strengths]
-    scores = [_score(candidate, choosing) for candidate in tried]
+    candidates = [fit(pivots.part(2 * HELD_OUT_FRACTION, 1), strength) for strength in strengths]
+    scores = [_score(candidate, validation) for candidate in candidates]
     best = int(np.argmax(scores))
-    scale = _best_scale(*_questions(tried[best], choosing))
+    scale = _find_best_scale(*_score_answers(candidates[best], validation))
     final = fit(pivots.part(HELD_OUT_FRACTION, 1), strengths[best])
     held_out = pivots.part(0, HELD_OUT_FRACTION)
     facts = {
@@ -107,13 +107,13 @@ def fit_bridge(kind: BridgeKind, pivots: Pivots) -> FittedBridge:
     return FittedBridge(final.for_texts, scale, facts)
 
 
-def _num_different(rows: Rows) -> int:
+def _count_distinct(rows: Rows) -> int:
     return len({row.tobytes() for row in rows})
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """One bridge twice: images and texts of the source have means of their own."""
+    """One bridge in two forms: images and texts of the source have different means."""
 
     for_images: Bridge
     for_texts: Bridge
@@ -121,13 +121,13 @@ class _Fit:
 
 def _fit_linear(pivots: Pivots, penalty: float) -> _Fit:
     mean = pivots.source.mean(axis=0)
-    matrix = ridge(_unit(pivots.source - mean), _off_mean(pivots.target), penalty)
+    matrix = ridge(_unit(pivots.source - mean), _remove_mean(pivots.target), penalty)
     return _Fit(Linear(matrix, mean), Linear(matrix, pivots.text_mean))
 
 
 def _fit_mixture(pivots: Pivots, temperature: float) -> _Fit:
     mean = pivots.source.mean(axis=0)
-    keys, values = _unit(pivots.source - mean), _off_mean(pivots.target)
+    keys, values = _unit(pivots.source - mean), _remove_mean(pivots.target)
     return _Fit(
         Mixture(keys, values, temperature, mean=mean),
         Mixture(keys, values, temperature, mean=pivots.text_mean),
@@ -145,8 +145,8 @@ def ridge(inputs: Rows, outputs: Rows, penalty: float) -> NDArray[np.float64]:
     return np.linalg.solve(gram, x.T @ outputs.astype(np.float64)).astype(np.float64)
 
 
-def _off_mean(rows: Rows) -> NDArray[np.float64]:
-    """Returns the rows less their mean, without what is left of its direction."""
+def _remove_mean(rows: Rows) -> NDArray[np.float64]:
+    """Subtracts the mean of the rows, projects out its direction, and normalizes the result."""
     rows = rows.astype(np.float64)
     mean = rows.mean(axis=0)
     direction = mean / max(float(np.linalg.norm(mean)), 1e-12)
@@ -160,9 +160,9 @@ def _unit(rows: Rows) -> NDArray[np.float64]:
     return unit
 
 
-def _questions(fit: _Fit, part: Pivots) -> tuple[Rows, NDArray[np.int64]]:
-    """Returns cosines [N, answers] and the number of the right answer: each image among the names,
-    or among the images themselves.
+def _score_answers(fit: _Fit, part: Pivots) -> tuple[Rows, NDArray[np.int64]]:
+    """Returns the cosine of each image with every answer, [N, answers], and the index of the right
+    answer, [N]. The answers are the names, or without names the bridged images themselves.
     """
     if part.has_names:
         return part.target @ fit.for_texts.apply(part.names).T, part.class_of
@@ -170,32 +170,32 @@ def _questions(fit: _Fit, part: Pivots) -> tuple[Rows, NDArray[np.int64]]:
 
 
 def _score(fit: _Fit, part: Pivots) -> float:
-    scores, right = _questions(fit, part)
-    # probabilities break ties that counting leaves: the scale that suits this bridge best
+    scores, right = _score_answers(fit, part)
+    # the loss at the best scale breaks ties of the accuracy
     accuracy = float((scores.argmax(axis=1) == right).mean())
-    return accuracy - 1e-3 * _loss(scores, right, _best_scale(scores, right))
+    return accuracy - 1e-3 * _loss(scores, right, _find_best_scale(scores, right))
 
 
-def _best_scale(scores: Rows, right: NDArray[np.int64]) -> float:
+def _find_best_scale(scores: Rows, right: NDArray[np.int64]) -> float:
     return float(min(_SCALES, key=lambda scale: _loss(scores, right, scale)))
 
 
 def _loss(scores: Rows, right: NDArray[np.int64], scale: float) -> float:
     scaled = scale * scores.astype(np.float64)
     scaled -= scaled.max(axis=1, keepdims=True)
-    chosen = scaled[np.arange(len(right)), right]
-    return float((np.log(np.exp(scaled).sum(axis=1)) - chosen).mean())
+    right_logits = scaled[np.arange(len(right)), right]
+    return float((np.log(np.exp(scaled).sum(axis=1)) - right_logits).mean())
 
 
 def _measure(fit: _Fit, held_out: Pivots) -> dict[str, Any]:
-    through: Embeddings = fit.for_images.apply(held_out.source)
-    scores = through @ held_out.target.T
-    better = (scores > np.diag(scores)[:, None]).sum(axis=1)
+    bridged: Embeddings = fit.for_images.apply(held_out.source)
+    scores = bridged @ held_out.target.T
+    num_better = (scores > np.diag(scores)[:, None]).sum(axis=1)
     facts: dict[str, Any] = {"bridge_held_out": len(held_out)}
     for rank in _RECALLS:
-        facts[f"bridge_recall_at_{rank}"] = round(float((better < rank).mean()), 4)
+        facts[f"bridge_recall_at_{rank}"] = round(float((num_better < rank).mean()), 4)
     if held_out.has_names:
-        names, right = _questions(fit, held_out)
+        name_scores, right = _score_answers(fit, held_out)
         facts["bridge_classes"] = len(held_out.names)
-        facts["bridge_zero_shot"] = round(float((names.argmax(axis=1) == right).mean()), 4)
+        facts["bridge_zero_shot"] = round(float((name_scores.argmax(axis=1) == right).mean()), 4)
     return facts

@@ -1,7 +1,7 @@
 """Bridges: maps from the space of one model's texts to the space of another's images.
 
-A mixture says what a text resembles: it is a soft mixture of rows that are known in both spaces. A
-linear bridge maps directions. Both are small and become part of the text tower's graph.
+A mixture maps a text to a weighted mean of rows that are known in both spaces. A linear bridge
+multiplies by a matrix. Both are small and become part of the text tower's graph.
 """
 
 from dataclasses import dataclass
@@ -17,23 +17,22 @@ Rows = NDArray[np.floating[Any]]
 
 
 class Bridge(Protocol):
-    """A map of unit rows [N, F] to unit rows [N, D]."""
+    """A map from unit rows [N, F] to unit rows [N, D]."""
 
     def apply(self, rows_NF: Rows) -> Embeddings: ...
 
     def add(self, graph: GraphWriter, rows: str) -> str:
-        """Adds the bridge to a graph, and returns the name of the unit rows behind it."""
+        """Adds the bridge to a graph, and returns the name of its output, unit rows."""
         ...
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A row becomes softmax(cosines with the keys / temperature) times the values.
+    """Maps a row to softmax(cosines with the keys / temperature) times the values.
 
-    keys: unit rows in the space of texts, [K, F]. values: the rows that stand for them in the space
-    of images, [K, D]. shares: the weight of each key before anything is known, 1 where none is
-    given. mean: subtracted from the rows, which are then made unit rows again, before they are
-    compared; [F].
+    keys: unit rows in the space of texts, [K, F]. values: corresponding rows in the space of
+    images, [K, D]. shares: prior weight of each key, [K]; None weights them equally. mean: [F],
+    subtracted from the input rows, which are then normalized again; None subtracts nothing.
     """
 
     keys: Rows
@@ -66,7 +65,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Linear:
-    """A row times a matrix [F, D]. mean: as that of `Mixture`."""
+    """Multiplies a row by a matrix [F, D]. mean: see `Mixture`."""
 
     matrix: Rows
     mean: Rows | None = None

@@ -1,4 +1,4 @@
-"""The ONNX graph of a model that is served, as torch's exporter writes it."""
+"""Writes the ONNX graph of a model for serving, with torch's exporter."""
 
 import logging
 import warnings
@@ -10,7 +10,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-# beside the graph: the weights that a protobuf file cannot hold (2 GiB), those of the bigG towers
+# the weights of a graph that is too large for one protobuf file (2 GiB), as of the bigG towers
 EXTERNAL: Final = "model.onnx.data"
 _MAX_GRAPH_BYTES: Final = 1_900_000_000
 _OPSET: Final = 18
@@ -19,10 +19,10 @@ _OPSET: Final = 18
 def write_graph(
     model: nn.Module, example: Tensor, path: Path, *, input_name: str, dims: Mapping[int, Any]
 ) -> None:
-    """Writes the graph of a model of one input, whose axes `dims` are free, and one output,
+    """Writes the graph of a model with one input, whose axes `dims` are dynamic, and the output
     `embedding`.
     """
-    # Silences the exporter's remarks on its own internals and on packages that we do without.
+    # Silences the exporter's remarks on its own internals and on optional packages.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -39,32 +39,34 @@ def write_graph(
     assert program is not None
     graph = program.model_proto
     _strip_traces(graph)
-    _name_once(graph)
+    _make_names_unique(graph)
     if sum(tensor.nbytes for tensor in model.state_dict().values()) < _MAX_GRAPH_BYTES:
         onnx.save(graph, path)
     else:
         onnx.save(graph, path, save_as_external_data=True, location=EXTERNAL)
 
 
-def _name_once(graph: onnx.ModelProto) -> None:
-    """Renames values before the graph's output that have the same name.
+def _make_names_unique(graph: onnx.ModelProto) -> None:
+    """Renames all but the last of the values with the same name.
 
-    The exporter calls the rows of a look-up table `embedding`, whatever the outputs are called.
-    ONNX Runtime refuses a name with two values.
+    The exporter always calls the rows of a look-up table `embedding`, as the graph's output is
+    called. ONNX Runtime refuses two values with one name.
     """
-    last = {name: at for at, node in enumerate(graph.graph.node) for name in node.output}
-    renamed: dict[str, str] = {}
-    for number, node in enumerate(graph.graph.node):
-        node.input[:] = [renamed.get(name, name) for name in node.input]
-        for place, name in enumerate(node.output):
-            renamed.pop(name, None)
-            if name and last[name] != number:
-                renamed[name] = node.output[place] = f"{name}.{number}"
+    last_nodes = {
+        name: index for index, node in enumerate(graph.graph.node) for name in node.output
+    }
+    new_names: dict[str, str] = {}
+    for index, node in enumerate(graph.graph.node):
+        node.input[:] = [new_names.get(name, name) for name in node.input]
+        for position, name in enumerate(node.output):
+            new_names.pop(name, None)
+            if name and last_nodes[name] != index:
+                new_names[name] = node.output[position] = f"{name}.{index}"
 
 
 def _strip_traces(graph: onnx.ModelProto) -> None:
-    """Removes the source lines that the exporter records for every node: local paths, which differ
-    by machine.
+    """Removes the source locations that the exporter records for every node, because local paths
+    differ between machines.
     """
     del graph.metadata_props[:]
     for node in graph.graph.node:

@@ -1,6 +1,4 @@
-"""The agreement of rows in int8 with those in fp32, by which a graph is judged before it is
-published.
-"""
+"""Compares the rows of an int8 graph with those of fp32, before the graph is published."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,21 +18,22 @@ NEAREST_IMAGE: Final = "the nearest other image"
 
 @dataclass(frozen=True)
 class Int8Agreement:
-    """The agreement of a graph in int8, on `num` images on which it was not calibrated.
+    """The agreement of an int8 graph with fp32, on `num` images that did not calibrate it.
 
-    mean_cosine, min_cosine: of each image's rows in int8 and fp32. same_label: the share of images
-    with the same label in both. labels: what the labels are.
+    mean_cosine, min_cosine: cosine of an image's int8 row and fp32 row. same_label: fraction of
+    images with the same label by both. label_kind: meaning of a label, as text for reports: "the
+    nearest other image" or "the nearest of K centers".
     """
 
     mean_cosine: float
     min_cosine: float
     same_label: float
-    labels: str
+    label_kind: str
     num: int
 
     @classmethod
-    def of(cls, summary: Mapping[str, Any]) -> "Int8Agreement":
-        """Reads what `summary` wrote into the manifest."""
+    def from_manifest(cls, summary: Mapping[str, Any]) -> "Int8Agreement":
+        """Reads the fields of `summary()` from a manifest's summary."""
         names = ("mean_cosine", "min_cosine", "same_label", "labels", "held_out_images")
         return cls(*(summary[f"int8_{name}"] for name in names))
 
@@ -44,46 +43,51 @@ class Int8Agreement:
             "int8_mean_cosine": self.mean_cosine,
             "int8_min_cosine": self.min_cosine,
             "int8_same_label": self.same_label,
-            "int8_labels": self.labels,
+            "int8_labels": self.label_kind,
             "int8_held_out_images": self.num,
         }
 
-    def check(self, name: str, least: float = MIN_MEAN_COSINE) -> None:
-        """Raises ConfigInvalid where the mean cosine is below `least`."""
-        if not self.mean_cosine >= least:
+    def check(self, name: str, min_mean: float = MIN_MEAN_COSINE) -> None:
+        """Raises ConfigInvalid if the mean cosine is below `min_mean`."""
+        if not self.mean_cosine >= min_mean:
             raise ConfigInvalid(
-                f"int8 changes {name} too much: mean cosine {self.mean_cosine:.6f} to fp32 on"
-                f" {self.num} held-out images, below {least}",
+                f"int8 changes {name} too much: the mean cosine to fp32 must be at least"
+                f" {min_mean}, got {self.mean_cosine:.6f} on {self.num} held-out images",
                 remedy="nothing was written; use fp32 or bf16, or calibrate on more images that"
-                " are like those to come",
+                " resemble the images to embed",
             )
 
 
-def compare_rows(exact: Embeddings, rounded: Embeddings, centers: Centers | None) -> Int8Agreement:
-    """Compares the unit rows [N, D] of images in int8 with those in fp32.
+def compare_rows(
+    fp32_rows: Embeddings, int8_rows: Embeddings, centers: Centers | None
+) -> Int8Agreement:
+    """Compares the unit rows [N, D] of the same images in fp32 and int8.
 
-    A label is the nearest of the centers; without centers, the nearest other of the N images.
+    The label of an image is its nearest center; without centers, its nearest other image.
     """
-    cosines = (exact.astype(np.float64) * rounded.astype(np.float64)).sum(axis=1)
+    cosines = (fp32_rows.astype(np.float64) * int8_rows.astype(np.float64)).sum(axis=1)
     if centers is None:
-        labels, has_same_label = NEAREST_IMAGE, _nearest_others(exact) == _nearest_others(rounded)
+        label_kind = NEAREST_IMAGE
+        has_same_label = _find_nearest_images(fp32_rows) == _find_nearest_images(int8_rows)
     else:
-        labels = f"the nearest of {len(centers.vectors)} centers"
-        has_same_label = _nearest(exact, centers) == _nearest(rounded, centers)
+        label_kind = f"the nearest of {len(centers.vectors)} centers"
+        has_same_label = _find_nearest_centers(fp32_rows, centers) == _find_nearest_centers(
+            int8_rows, centers
+        )
     return Int8Agreement(
         float(cosines.mean()),
         float(cosines.min()),
         float(has_same_label.mean()),
-        labels,
-        len(exact),
+        label_kind,
+        len(fp32_rows),
     )
 
 
-def _nearest(rows: Embeddings, centers: Centers) -> NDArray[np.integer]:
+def _find_nearest_centers(rows: Embeddings, centers: Centers) -> NDArray[np.integer]:
     return nearest_centers(centers.align(rows), centers.vectors, top=1).ids[:, 0]
 
 
-def _nearest_others(rows: Embeddings) -> NDArray[np.intp]:
+def _find_nearest_images(rows: Embeddings) -> NDArray[np.intp]:
     cosines = rows @ rows.T
     np.fill_diagonal(cosines, -np.inf)
     nearest: NDArray[np.intp] = cosines.argmax(axis=1)

@@ -1,4 +1,4 @@
-"""The graph of a model in eight-bit integers: NNCF's post-training quantization of that in fp32."""
+"""Quantizes the fp32 graph of a model to eight-bit integers, by NNCF after training."""
 
 import io
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ from mlcd.extras import install_command
 from mlcd.types import ImageBatch
 
 _ATTENTION: Final = frozenset({"Softmax", "ScaledDotProductAttention"})
-# where the last layer that is worth eight bits ends: all behind it makes rows of unit length
+# Types of nodes that are worth eight bits. The nodes after the last of them normalize the rows.
 _LAYERS: Final = frozenset({"Constant", "Convolution", "MatMul", "Parameter", "ReduceMean"})
 
 
 def require_nncf() -> None:
-    """Raises ConfigInvalid where NNCF is not installed."""
+    """Raises ConfigInvalid if NNCF is not installed."""
     if find_spec("nncf") is None:
         raise ConfigInvalid(
-            "graphs in int8 are made by the package nncf, which is not installed",
+            "int8 graphs need the package nncf, which is not installed",
             remedy=install_command("quantize"),
         )
 
 
 def quantize_graph(model: ov.Model, images: ImageBatch) -> ov.Model:
-    """Returns a graph that computes in eight-bit integers as `model` does in fp32.
+    """Returns `model`, an fp32 graph, quantized to eight-bit integers.
 
-    images: prepared pixels [N, 3, S, S], on which the ranges of its values are measured. Weights
-    and inputs of layers become integers; the normalization at the end stays in fp32.
+    images: prepared pixels [N, 3, S, S] that calibrate the ranges of values. Weights and inputs of
+    layers become integers; the normalization at the end stays in fp32.
     """
     import nncf
 
@@ -46,11 +46,11 @@ def quantize_graph(model: ov.Model, images: ImageBatch) -> ov.Model:
             subset_size=len(images),
             preset=nncf.QuantizationPreset.MIXED,
             model_type=nncf.ModelType.TRANSFORMER if is_transformer(model) else None,
-            ignored_scope=nncf.IgnoredScope(names=_tail(model), validate=False),
+            ignored_scope=nncf.IgnoredScope(names=_list_normalization(model), validate=False),
             advanced_parameters=nncf.AdvancedQuantizationParameters(
-                # It halves the range of weights for CPUs whose sums of two products overflow: those
-                # without VNNI, which `check_precision` refuses. With it the starter's mean cosine
-                # on photographs was 0.9897 in place of 0.9938.
+                # The fix halves the range of weights for CPUs without VNNI, whose sums of two
+                # products overflow; `check_precision` refuses these CPUs. With the fix, the
+                # starter's mean cosine on photographs was 0.9897 instead of 0.9938.
                 overflow_fix=nncf.OverflowFix.DISABLE
             ),
         )
@@ -58,7 +58,7 @@ def quantize_graph(model: ov.Model, images: ImageBatch) -> ov.Model:
 
 
 def is_transformer(model: ov.Model) -> bool:
-    """Tells whether the graph computes attention, which NNCF quantizes by a scheme of its own."""
+    """Tells whether the graph computes attention, for which NNCF has a separate scheme."""
     return any(node.get_type_name() in _ATTENTION for node in model.get_ops())
 
 
@@ -68,26 +68,26 @@ def write_int8(model: ov.Model, folder: Path) -> None:
 
 
 def quantizer_versions() -> dict[str, str]:
-    """Returns the versions of what makes the graph, for the manifest."""
+    """Returns the versions of the quantizing packages, for the manifest."""
     return {f"int8_{name}": version(name) for name in ("nncf", "openvino")}
 
 
-def _tail(model: ov.Model) -> list[str]:
-    """Returns the names of all nodes behind the last layer."""
+def _list_normalization(model: ov.Model) -> list[str]:
+    """Returns the names of all nodes after the last layer."""
     names: set[str] = set()
-    waiting = [model.output(0).get_node()]
-    while waiting:
-        for value in waiting.pop().input_values():
+    pending = [model.output(0).get_node()]
+    while pending:
+        for value in pending.pop().input_values():
             node = value.get_node()
             name = node.get_friendly_name()
             if node.get_type_name() not in _LAYERS and name not in names:
                 names.add(name)
-                waiting.append(node)
+                pending.append(node)
     return sorted(names)
 
 
 @contextmanager
 def _without_output() -> Iterator[None]:
-    """Keeps NNCF's progress bars from the standard output, which is the command's."""
+    """Keeps NNCF's progress bars out of the standard output, where the command prints results."""
     with redirect_stdout(io.StringIO()):
         yield

@@ -1,8 +1,8 @@
-"""The export of a checkpoint, or of other weights, to a model artifact for the service or to
-Hugging Face's layout.
+"""Exports a checkpoint, or other weights, to a model artifact for the service or to Hugging Face's
+layout.
 
-Nothing is published unless the written files agree with the model. The graph is run on real images
-by the engine that will serve it; Hugging Face's files are read back tensor by tensor.
+Nothing is published unless the written files agree with the model: the serving engine runs the
+graph on real images, and Hugging Face's files are read back and compared by fingerprint.
 """
 
 from collections.abc import Callable
@@ -40,17 +40,17 @@ from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name
 
 ONNX: Final = "model.onnx"
-_PARITY: Final = "text_parity_min_cosine"  # a graph that was copied has none
+_TEXT_PARITY: Final = "text_parity_min_cosine"  # absent if the text graph was copied
 
 
 @dataclass(frozen=True)
 class Weights:
     """The origin of an exported model: one of our checkpoints, or a model that
-    `mlcd.models.zoo.load` takes.
+    `mlcd.models.zoo.load` reads.
     """
 
     parent: Parent
-    # as the checkpoint's manifest states it; None where only the weights can tell
+    # from the checkpoint's manifest; None if it can only be computed from the weights
     fingerprint: Fingerprint | None
     load: Callable[[], Servable]
     centers: Path | None = None
@@ -59,9 +59,9 @@ class Weights:
 
 
 def find_weights(spec: str, out: Path, options: LoadOptions, *, text: bool = True) -> Weights:
-    """Returns the weights that `spec` names; raises NotFound, ArtifactInvalid or ConfigInvalid.
+    """Returns the weights of `spec`; raises NotFound, ArtifactInvalid or ConfigInvalid.
 
-    text: whether a text tower is wanted, too, where there is one.
+    text: whether to include the text tower, if there is one.
     """
     weights = _find_weights(spec, out, options)
     return weights if text else replace(weights, text=None)
@@ -73,8 +73,8 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
         model = open_artifact(path, "model")
         if WEIGHTS not in model.files:
             raise ConfigInvalid(
-                f"{spec} is made of graphs without weights, which are not exported again",
-                remedy="use it as it is",
+                f"{spec} has graphs without weights, which cannot be exported again",
+                remedy="use the model artifact itself",
             )
         centers = (
             path / "centers" if "centers" in model.children and options == LoadOptions() else None
@@ -96,20 +96,18 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
         )
     if options != LoadOptions():
         raise ConfigInvalid(
-            f"{spec} is a checkpoint, which states all by itself",
-            remedy="give --name and --images only",
+            f"{spec} is a checkpoint, which has its own config and preprocessing",
+            remedy="give only --name and --images",
         )
     checkpoint = find_checkpoint(path)
-    trained = open_artifact(checkpoint, "checkpoint")
-    read = partial(Servable.read, checkpoint / "weights")
-    parent = trained.as_parent_of(out, "checkpoint")
+    artifact = open_artifact(checkpoint, "checkpoint")
     text = checkpoint / FOLDER
     return Weights(
-        parent,
-        trained.fingerprint,
-        read,
-        checkpoint / "centers" if "centers" in trained.children else None,
-        find_training_images(trained),
+        artifact.as_parent_of(out, "checkpoint"),
+        artifact.fingerprint,
+        partial(Servable.read, checkpoint / "weights"),
+        checkpoint / "centers" if "centers" in artifact.children else None,
+        find_training_images(artifact),
         TextOrigin(partial(ServableText.read, text)) if text.is_dir() else None,
     )
 
@@ -124,18 +122,18 @@ def export_model(
     text: bool = True,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and centers
-    and the text tower where there are any.
+    """Writes the model artifact: weights, ONNX graph (dynamic batch), preprocessing, and, if there
+    are any, centers and the text tower.
 
-    images: those on which parity is measured; None takes the images of the run, else scikit-learn's
-    photographs. text: False leaves out the text tower. Raises ArtifactInvalid, and publishes
-    nothing, below a cosine of 0.9999.
+    images: images for the check of parity; None takes the run's images, or without a run
+    scikit-learn's photographs. text: False omits the text tower. Raises ArtifactInvalid, and
+    publishes nothing, if a cosine is below 0.9999.
     """
     options = options or LoadOptions()
     weights = find_weights(spec, out, options, text=text)
     request = _request("model", weights, options, name)
-    if (done := find_published(out, request)) is not None:
-        return done
+    if (published := find_published(out, request)) is not None:
+        return published
     model = load_weights(weights, spec)
     with Draft(out, request) as draft, reporter.stage("export", None) as meter:
         model.write(draft.path)
@@ -150,8 +148,8 @@ def export_model(
         if weights.text is not None:
             (part := draft.path / FOLDER).mkdir(exist_ok=True)
             facts = write_text(weights.text, part, name)
-            measured = {"text_cosine": facts[_PARITY]} if _PARITY in facts else {}
-            meter.advance(1, **measured)
+            text_parity = {"text_cosine": facts[_TEXT_PARITY]} if _TEXT_PARITY in facts else {}
+            meter.advance(1, **text_parity)
             digest = digest_of_both(digest, text_digest(part))
         return draft.publish(
             fingerprint=model.preprocess.fingerprint(digest),
@@ -173,17 +171,17 @@ def export_hf(
     text: bool = True,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes the files that transformers loads: those of CLIPModel or SiglipModel with their
-    processors where there is a text tower, else those of CLIPVisionModel(WithProjection),
-    SiglipVisionModel or MLCDVisionModel and their image processor.
+    """Writes files for transformers: with a text tower, of CLIPModel or SiglipModel and their
+    processors; otherwise of CLIPVisionModel(WithProjection), SiglipVisionModel or MLCDVisionModel
+    and their image processor.
 
-    text: False leaves out the text tower.
+    text: False omits the text tower.
     """
     options = options or LoadOptions()
     weights = find_weights(spec, out, options, text=text)
     request = _request("hf", weights, options, name)
-    if (done := find_published(out, request)) is not None:
-        return done
+    if (published := find_published(out, request)) is not None:
+        return published
     model = load_weights(weights, spec)
     with Draft(out, request) as draft, reporter.stage("export", None):
         digest = model.weights_digest()
@@ -191,10 +189,10 @@ def export_hf(
             _write_hf_images(model, draft)
         else:
             digest = digest_of_both(digest, write_hf_both(model, weights.text, draft.path))
-        again = Servable(load(str(draft.path)).trunk, model.preprocess)
-        if again.fingerprint() != model.fingerprint():
+        reloaded = Servable(load(str(draft.path)).trunk, model.preprocess)
+        if reloaded.fingerprint() != model.fingerprint():
             raise ArtifactInvalid(
-                "the exported files do not read back as the model",
+                "the exported files differ from the model when they are read back",
                 remedy="nothing was exported; report this",
             )
         return draft.publish(fingerprint=model.preprocess.fingerprint(digest))
@@ -220,7 +218,7 @@ def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Re
 
 
 def non_default_options(options: LoadOptions) -> dict[str, Any]:
-    """Returns the options that are not the defaults, for the manifest."""
+    """Returns the options that differ from the defaults, for the manifest."""
     return {
         field: value
         for field, value in asdict(options).items()
@@ -229,20 +227,21 @@ def non_default_options(options: LoadOptions) -> dict[str, Any]:
 
 
 def load_weights(weights: Weights, spec: str) -> Servable:
-    """Loads the model that `find_weights` found at `spec`; raises ArtifactInvalid where the
-    manifest names another.
+    """Loads the weights that `find_weights` found at `spec`; raises ArtifactInvalid if they do not
+    have the manifest's fingerprint.
     """
     model = weights.load()
     if weights.fingerprint not in (None, model.fingerprint()):
         raise ArtifactInvalid(
-            f"the weights in {spec} are not those of its manifest", remedy="restore it"
+            f"the weights in {spec} do not have the fingerprint of its manifest",
+            remedy="restore it",
         )
     return model
 
 
 def write_onnx(model: Servable, path: Path) -> None:
-    """Writes a graph with input `image_u8` uint8 [N, 3, S, S] and output `embedding` float32 unit
-    rows [N, D].
+    """Writes a graph with input `image_u8`, uint8 [N, 3, S, S], and output `embedding`, float32
+    unit rows [N, D].
     """
     size = model.preprocess.crop
     example = torch.zeros((2, 3, size, size), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""ONNX graphs that are written node by node, or put together from others."""
+"""Builds ONNX graphs node by node, or from other graphs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 OPSET: Final = 18
-_IR_VERSION: Final = 8  # the oldest that holds opset 18, for engines that are not of today
+_IR_VERSION: Final = 8  # the oldest version with opset 18, for older engines
 
 
 class GraphWriter:
-    """A graph being written: every node has one output, which its method returns by name."""
+    """Builds a graph; every node has one output, and methods that add a node return its name."""
 
     def __init__(self) -> None:
         self._nodes: list[Any] = []
@@ -38,13 +38,13 @@ class GraphWriter:
         return output
 
     def rename(self, value: str, name: str) -> None:
-        """Gives the value another name, that of an output of the graph or of an input of a part."""
+        """Gives a value a fixed name: an output of the graph, or an input of an included graph."""
         self._nodes.append(helper.make_node("Identity", [value], [name]))
 
     def include(self, model: Any, prefix: str, inputs: Mapping[str, str]) -> list[str]:
-        """Adds all nodes of another graph, and returns the names of its outputs here.
+        """Adds all nodes of another graph, and returns the names of its outputs in this graph.
 
-        inputs: the values here, by the names of its inputs.
+        inputs: name of a value of this graph for each input of the other.
         """
         flat = onnx.inliner.inline_local_functions(model) if model.functions else model
         inner = onnx.compose.add_prefix(flat, f"{prefix}.")
@@ -55,7 +55,7 @@ class GraphWriter:
         return [output.name for output in inner.graph.output]
 
     def unit_rows(self, rows: str) -> str:
-        """Divides each row by its length; a row of zeros stays one."""
+        """Divides each row by its norm; a row of zeros stays zeros."""
         squares = self.add("ReduceSum", self.add("Mul", rows, rows), self.integers(-1), keepdims=1)
         length = self.add("Max", self.add("Sqrt", squares), self.number(1e-12))
         return self.add("Div", rows, length)
@@ -63,7 +63,7 @@ class GraphWriter:
     def model(self, *, inputs: Sequence[Any], outputs: Sequence[Any], opset: int = OPSET) -> Any:
         """Returns the checked model.
 
-        inputs, outputs: as `onnx.helper.make_tensor_value_info` makes them.
+        inputs, outputs: values of `onnx.helper.make_tensor_value_info`.
         """
         graph = helper.make_graph(
             self._nodes, "mlcd", list(inputs), list(outputs), initializer=self._constants

@@ -1,9 +1,9 @@
-"""The parity gate of an export, which compares a graph with its model on real images and captions
-before it is published.
+"""Checks the parity of an export: compares a graph with its model on real images and captions
+before publishing.
 
-The graph runs in the engine of this machine. Half precision that this CPU does not compute is
-emulated on the other side: the graph in float32 is compared with the model whose weights and
-activations are rounded.
+The graph runs in the engine of this machine. If this CPU does not compute a half precision, the
+model emulates it: the graph in float32 is compared with the model with rounded weights and
+activations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ from mlcd.models.servable import Servable
 from mlcd.models.servable_text import ServableText
 from mlcd.types import ImageBatch
 
-# the precision in which the exported graph will be computed, on whatever machine
+# the precision in which the exported graph will run, perhaps on another machine
 GraphPrecision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 
 MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.999}
@@ -43,8 +43,8 @@ CAPTIONS: Final = Path(__file__).with_name("captions.txt")
 class Parity:
     """The measured parity.
 
-    min_cosine: the worst agreement over the `num` images or captions. source: where they came from.
-    measured: the precision of the measurement.
+    min_cosine: lowest cosine over the `num` images or captions. source: origin of the images or
+    captions. measured: precision of the measurement, and how it was computed.
     """
 
     min_cosine: float
@@ -70,14 +70,14 @@ def check_parity(
     *,
     precision: GraphPrecision = "fp32",
 ) -> Parity:
-    """Compares the graph at `path`, meant to run in `precision`, with the model in float32.
+    """Compares the graph at `path`, which is to run in `precision`, with the model in float32.
 
-    Raises ArtifactInvalid where the cosine of an image is below MIN_COSINE.
+    Raises ArtifactInvalid if the cosine of an image is below MIN_COSINE.
     """
     batch, source = _parity_images(model, images)
 
     def serve(precision: Precision) -> NDArray[np.float32]:
-        return _graph_rows(model, path, batch, name, precision)
+        return _run_graph(model, path, batch, name, precision)
 
     return _compare(
         model, torch.from_numpy(batch), serve, precision, f"an image of {source}", source
@@ -88,10 +88,10 @@ def check_text_parity(
     model: ServableText, path: Path, name: str, *, precision: GraphPrecision = "fp32"
 ) -> Parity:
     """Compares the graph of a text tower with the tower on captions, from one token to more than
-    the context holds.
+    the context length.
 
-    The graph gets them one by one and in batches by length, without the padding that it can do
-    without; the tower gets them padded. Raises what `check_parity` raises.
+    The graph gets a single caption, and batches of similar length without unneeded padding; the
+    tower gets padded captions. Raises the errors of `check_parity`.
     """
     ids = model.tokenizer(CAPTIONS.read_text(encoding="utf-8").splitlines())
 
@@ -114,24 +114,24 @@ def _compare(
     item: str,
     source: str,
 ) -> Parity:
-    """Compares the rows that are served in a precision with those of the model."""
+    """Compares the rows of the graph in a precision with the rows of the model."""
     if precision == "fp32" or (precision == "bf16" and computes_bf16()):
-        rows, expected = serve(precision), _model_rows(model, batch)
+        rows, expected = serve(precision), _run_model(model, batch)
         measured = f"{precision} by OpenVINO"
     else:
         rows, expected = serve("fp32"), _round_and_compute(model, batch, _HALF[precision])
         measured = f"emulated {precision}: weights and activations rounded"
-    worst = float((rows.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
-    if not worst >= MIN_COSINE[precision]:
+    min_cosine = float((rows.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
+    if not min_cosine >= MIN_COSINE[precision]:
         raise ArtifactInvalid(
-            f"the exported model differs from the trained one: cosine {worst:.6f} on {item},"
+            f"the exported model differs from the trained one: cosine {min_cosine:.6f} on {item},"
             f" below {MIN_COSINE[precision]} ({measured})",
             remedy="nothing was exported; report this with the versions that `pip freeze` prints",
         )
-    return Parity(worst, len(batch), source, measured)
+    return Parity(min_cosine, len(batch), source, measured)
 
 
-def _graph_rows(
+def _run_graph(
     model: Servable, path: Path, batch: ImageBatch, name: str, precision: Precision
 ) -> NDArray[np.float32]:
     encoder = OpenVinoEncoder(
@@ -143,7 +143,7 @@ def _graph_rows(
         encoder.close()
 
 
-def _model_rows(model: nn.Module, batch: Tensor) -> NDArray[np.float32]:
+def _run_model(model: nn.Module, batch: Tensor) -> NDArray[np.float32]:
     with torch.inference_mode():
         rows: NDArray[np.float32] = model(batch).numpy()
         return rows
@@ -152,10 +152,10 @@ def _model_rows(model: nn.Module, batch: Tensor) -> NDArray[np.float32]:
 def _round_and_compute(
     model: Servable | ServableText, batch: Tensor, dtype: torch.dtype
 ) -> NDArray[np.float32]:
-    """Computes the model as an engine of half precision does: rounded numbers, but sums and the
-    unit length in float32.
+    """Computes the model as an engine in half precision would: weights and activations are rounded,
+    but sums and the normalization are in float32.
 
-    A CPU without the instructions would compute in the dtype itself a hundred times slower.
+    Without half-precision instructions, a CPU would be a hundred times slower in the dtype itself.
     """
     with torch.inference_mode(), _rounding_activations(model.trunk, dtype):
         weights = {
@@ -168,9 +168,9 @@ def _round_and_compute(
 
 @contextmanager
 def _rounding_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Rounds the inputs and outputs of layers, and never the angles of positions."""
+    """Rounds the inputs and outputs of layers, except those of rotary positions."""
 
-    def of_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def round_inputs(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
             _round(value, dtype)
             if isinstance(value, Tensor) and value.is_floating_point()
@@ -178,14 +178,14 @@ def _rounding_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None
             for value in inputs
         )
 
-    def of_output(_: nn.Module, __: tuple[Any, ...], result: Tensor) -> Tensor:
+    def round_output(_: nn.Module, __: tuple[Any, ...], result: Tensor) -> Tensor:
         return _round(result, dtype)
 
     with ExitStack() as hooks:
         for module in trunk.modules():
             if not isinstance(module, RotaryPositions):
-                hooks.callback(module.register_forward_pre_hook(of_input).remove)
-                hooks.callback(module.register_forward_hook(of_output).remove)
+                hooks.callback(module.register_forward_pre_hook(round_inputs).remove)
+                hooks.callback(module.register_forward_hook(round_output).remove)
         yield
 
 
@@ -210,6 +210,6 @@ def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str
             continue
     if not prepared:
         raise InvalidInput(
-            f"no image of {images} can be decoded", remedy="give others with --images"
+            f"no image of {images} can be decoded", remedy="give other images with --images"
         )
     return np.stack(prepared[:_NUM_IMAGES]), images

@@ -1,6 +1,4 @@
-"""The text part of an exported model: where its tower comes from, and its files behind the gate of
-parity.
-"""
+"""Finds the text tower of an exported model, and writes its files after a check of parity."""
 
 import shutil
 from collections.abc import Callable
@@ -43,10 +41,10 @@ _FILES = (GRAPH, GRAPH_DATA, SETTINGS, TOKENIZER, "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class TextOrigin:
-    """The text tower of an exported model.
+    """The origin of an exported text tower.
 
-    load: our own form of it; None for a graph without weights, whose files are copied.
-    part: the text part of a model artifact, with the facts that its manifest states of it.
+    load: function that loads it into our own class; None for a graph without weights, whose files
+    are copied. part: text part of a model artifact. facts: the part's fields in the manifest.
     """
 
     load: Callable[[], ServableText] | None
@@ -55,21 +53,21 @@ class TextOrigin:
 
 
 def find_text(spec: str, options: LoadOptions) -> TextOrigin | None:
-    """Returns the text tower of a two-tower model's directory, or None where it has none that can
-    be used: none is stated, no tokenizer.json lies beside it, or images lie in another space.
+    """Returns the text tower in a model's directory; None if there is none, if it lacks a
+    tokenizer.json, or if the options put images into a different space.
     """
-    if not _states_text(spec, options) or lacks_tokenizer(spec, options):
+    if not _has_text(spec, options) or lacks_tokenizer(spec, options):
         return None
     return TextOrigin(partial(_load, spec))
 
 
 def lacks_tokenizer(spec: str, options: LoadOptions) -> bool:
-    """Tells whether a text tower is left out for want of its tokenizer.json alone."""
-    return _states_text(spec, options) and not (locate(spec) / TOKENIZER).is_file()
+    """Tells whether a usable text tower lacks only its tokenizer.json."""
+    return _has_text(spec, options) and not (locate(spec) / TOKENIZER).is_file()
 
 
-def _states_text(spec: str, options: LoadOptions) -> bool:
-    # without the projection, or by sizes given by name, images lie in another space
+def _has_text(spec: str, options: LoadOptions) -> bool:
+    # without the projection, or with --like, images lie in a different space than texts
     if not options.projection or options.like is not None:
         return False
     folder = locate(spec)
@@ -77,7 +75,7 @@ def _states_text(spec: str, options: LoadOptions) -> bool:
 
 
 def text_of_artifact(model: Artifact) -> TextOrigin | None:
-    """Returns the text tower of a model artifact, or None where it has none."""
+    """Returns the text tower of a model artifact, or None if it has none."""
     if f"{FOLDER}/{SETTINGS}" not in model.files:
         return None
     folder = model.path / FOLDER
@@ -93,7 +91,7 @@ def _load(spec: str) -> ServableText:
         model = read_two_towers(spec)
         return ServableText.of(model.towers, model.tokenizer)
     except MlcdError as error:
-        hint = "leave the texts out with --no-text"
+        hint = "omit the text tower with --no-text"
         error.remedy = f"{error.remedy}, or {hint}" if error.remedy else hint
         raise
 
@@ -101,7 +99,7 @@ def _load(spec: str) -> ServableText:
 def write_text(origin: TextOrigin, folder: Path, name: str) -> dict[str, Any]:
     """Writes a text part into an existing folder; returns its facts for the manifest.
 
-    Raises ArtifactInvalid where the graph disagrees with the tower on captions.
+    Raises ArtifactInvalid if the graph disagrees with the tower on captions.
     """
     if origin.load is None:
         assert origin.part is not None
@@ -116,16 +114,16 @@ def write_text(origin: TextOrigin, folder: Path, name: str) -> dict[str, Any]:
 
 
 def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> str:
-    """Writes what CLIPModel or SiglipModel and their processors load, reads the texts back, and
-    returns the digest of the text part.
+    """Writes the files of CLIPModel or SiglipModel and its processors, reads the text tower back,
+    and returns the digest of the text part.
 
-    Raises ConfigInvalid where transformers lacks a class for the towers, ArtifactInvalid where the
-    text tower changes when it is read back.
+    Raises ConfigInvalid if transformers lacks a class for the towers, and ArtifactInvalid if the
+    text tower differs when it is read back.
     """
     if origin.load is None:
         raise ConfigInvalid(
-            "the text tower is a graph without weights, which transformers does not load",
-            remedy="leave it out with --no-text",
+            "transformers needs the weights of the text tower, got a graph without weights",
+            remedy="omit the text tower with --no-text",
         )
     text = origin.load()
     settings, bias = text.settings, text.settings.logit_bias
@@ -137,14 +135,14 @@ def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> str:
     )
     family: HfFamily = "siglip" if settings.tower == "siglip" else "clip"
     write_two_towers(TwoTowerModel(towers, images.preprocess, text.tokenizer), folder, family)
-    again = _load(str(folder))
-    is_same = again.settings == settings and all(
+    reloaded = _load(str(folder))
+    is_same = reloaded.settings == settings and all(
         torch.equal(tensor, text.trunk.state_dict()[name])
-        for name, tensor in again.trunk.state_dict().items()
+        for name, tensor in reloaded.trunk.state_dict().items()
     )
     if not is_same:
         raise ArtifactInvalid(
-            "the exported texts do not read back as the model's",
+            "the exported text tower differs from the model when it is read back",
             remedy="nothing was exported; report this",
         )
     with TemporaryDirectory() as part:
@@ -162,7 +160,7 @@ def text_facts(parity: Parity) -> dict[str, Any]:
 
 
 def write_text_onnx(model: ServableText, path: Path) -> None:
-    """Writes a graph with input `ids` int64 [N, T] and output `embedding` float32 unit rows
+    """Writes a graph with input `ids`, int64 [N, T], and output `embedding`, float32 unit rows
     [N, D].
     """
     dims = {

@@ -1,8 +1,8 @@
-"""The export of a checkpoint, or of other weights, to a version of a model in a Triton repository.
+"""Exports a checkpoint, or other weights, as a version of a model in a Triton repository.
 
-OUT/NAME/config.pbtxt lists all versions for Triton. OUT/NAME/N is an artifact, the version: its
-graph, and the config.pbtxt of its export. A server may read the repository at any time: a version
-appears by one rename, and config.pbtxt, replaced by another rename, mentions it only afterwards.
+OUT/NAME/config.pbtxt lists all versions for Triton. OUT/NAME/N is the artifact of one version: its
+graph, and the config.pbtxt of its export. A server may read the repository at any time, so a
+version appears by one rename, and only then another rename replaces config.pbtxt.
 """
 
 import fcntl
@@ -49,19 +49,19 @@ def export_triton(
     text: bool = True,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes OUT/NAME/`version` and OUT/NAME/config.pbtxt; the artifact is the version. A text
-    tower becomes the model NAME-text beside it.
+    """Writes OUT/NAME/`version` and OUT/NAME/config.pbtxt, and returns the version. A text tower
+    becomes the model NAME-text beside it.
 
-    spec: that of `export_model`. name: None takes a model artifact's own. images: those on which
-    parity is measured. text: False leaves out the text tower. Raises ArtifactInvalid, and publishes
-    nothing, below a cosine of 0.9999, in half precision 0.999; Conflict where the repository holds
-    a later version, or one of other sizes or another backend.
+    spec: see `export_model`. name: None takes a model artifact's own name. images: images for the
+    check of parity. text: False omits the text tower. Raises ArtifactInvalid, and publishes
+    nothing, if a cosine is below 0.9999 (half precision: 0.999); Conflict if the repository has a
+    later version, or a version with other sizes or another backend.
     """
     options, load_options = options or TritonOptions(), load_options or LoadOptions()
     graph = _open_exported(spec) if load_options == LoadOptions() else None
     name = model_name(name or (graph.config["name"] if graph else DEFAULT_NAME))
     weights = find_weights(spec, out / name / str(version), load_options, text=text)
-    config = {"version": version, **_fields_of(options), **non_default_options(load_options)}
+    config = {"version": version, **_as_fields(options), **non_default_options(load_options)}
     if weights.text is not None:
         config["text"] = True
     repository = _Repository(out, config, weights, _fingerprint_if_known(weights, graph), options)
@@ -90,17 +90,15 @@ def export_triton(
         )
 
 
-def _fields_of(options: TritonOptions) -> dict[str, Any]:
+def _as_fields(options: TritonOptions) -> dict[str, Any]:
     return {field: value for field, value in asdict(options).items() if value is not None}
 
 
 def _fingerprint_if_known(weights: Weights, graph: Artifact | None) -> Fingerprint | None:
-    """Returns the fingerprint of what is exported, where it is known before the weights are
-    read.
-    """
+    """Returns the export's fingerprint if it is known before reading the weights."""
     if graph is None:
         return weights.fingerprint
-    # that of an artifact covers its texts
+    # the fingerprint of an artifact covers its text tower
     is_whole = weights.text is not None or text_of_artifact(graph) is None
     return graph.fingerprint if is_whole else None
 
@@ -108,7 +106,7 @@ def _fingerprint_if_known(weights: Weights, graph: Artifact | None) -> Fingerpri
 class _Model:
     """The weights of an export, read at their first use.
 
-    temporary: an existing folder, for a text part that no artifact holds.
+    temporary: existing folder for a text part that is in no artifact.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ class _Model:
 
     @cached_property
     def text_part(self) -> Path:
-        """Returns the folder of the text part, of a model that has one."""
+        """Returns the folder of the text part; the model must have one."""
         assert self._weights.text is not None
         if self._graph is not None:
             return self._graph.path / FOLDER
@@ -140,7 +138,7 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Repository:
-    """A Triton repository at `out`, and the request for a version of its models."""
+    """A Triton repository at `out`, and the request for a version of the models in it."""
 
     out: Path
     config: Mapping[str, Any]
@@ -149,34 +147,32 @@ class _Repository:
     options: TritonOptions
 
     def export(self, name: str, tower: Callable[[], Tower], reporter: Reporter) -> Artifact:
-        """Writes the version of one tower, unless it is there."""
-        folder, number = self.out / name, self.config["version"]
+        """Writes the version of one tower, unless it exists."""
+        folder, version = self.out / name, self.config["version"]
         request = Request(
             "triton", {"name": name, **self.config}, (self.weights.parent,), self.fingerprint
         )
         refuse_foreign(self.out, folder)
-        with alone(folder):
-            if (done := find_published(folder / str(number), request)) is None:
-                earlier = _earlier(folder, number, self.options)
+        with lock_model(folder):
+            if (artifact := find_published(folder / str(version), request)) is None:
+                earlier = _read_earlier(folder, version, self.options)
                 tower_to_write = tower()
-                versions = _versions(earlier, number, tower_to_write)
+                versions = _collect_facts(earlier, version, tower_to_write)
                 with (
-                    Draft(folder / str(number), request) as draft,
+                    Draft(folder / str(version), request) as draft,
                     reporter.stage("export", None) as meter,
                 ):
                     tower_to_write.write(draft.path)
                     meter.advance(1)
                     facts = tower_to_write.check(draft.path)
                     meter.advance(1, cosine=facts.get("parity_min_cosine"))
-                    done = _publish(draft, tower_to_write, self.options, versions, facts)
-            show(folder)
-        return done
+                    artifact = _publish(draft, tower_to_write, self.options, versions, facts)
+            update_config(folder)
+        return artifact
 
 
-def versions_of(folder: Path) -> dict[int, Artifact]:
-    """Returns the versions of a model in a repository, by number; none without such a
-    folder.
-    """
+def read_versions(folder: Path) -> dict[int, Artifact]:
+    """Returns the versions of a model in a repository, by number; empty without the folder."""
     folders = (
         path
         for path in folder.glob("[0-9]*")
@@ -186,7 +182,7 @@ def versions_of(folder: Path) -> dict[int, Artifact]:
 
 
 def _open_exported(spec: str) -> Artifact | None:
-    """Returns the model artifact at `spec`, whose graph needs no second export."""
+    """Returns the model artifact at `spec`, whose graph can be copied; None for other weights."""
     if (
         not (Path(spec) / MANIFEST).is_file()
         or open_artifact(Path(spec), verify_files=False).kind != "model"
@@ -196,12 +192,13 @@ def _open_exported(spec: str) -> Artifact | None:
 
 
 def refuse_foreign(out: Path, folder: Path) -> None:
+    """Raises Conflict if `out` is an artifact, or if mlcd did not export the model in `folder`."""
     if (out / MANIFEST).is_file():
         raise Conflict(
             f"the output must be new or a Triton repository, got the artifact {out}",
             remedy="give another output directory",
         )
-    if (folder / CONFIG_FILE).exists() and not versions_of(folder):
+    if (folder / CONFIG_FILE).exists() and not read_versions(folder):
         raise Conflict(
             f"{folder} holds a model that mlcd did not export",
             remedy="give another --name or directory",
@@ -209,9 +206,9 @@ def refuse_foreign(out: Path, folder: Path) -> None:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Lets one export to a model run at a time, because each lists in config.pbtxt what
-    it found.
+def lock_model(folder: Path) -> Iterator[None]:
+    """Lets only one export to a model run at a time, because each lists all versions that it finds
+    in config.pbtxt.
     """
     with translate_os_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -220,14 +217,14 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-        for empty in (folder, folder.parent):  # where the export failed
+        for created in (folder, folder.parent):  # still empty if the export failed
             with suppress(OSError):
-                empty.rmdir()
+                created.rmdir()
 
 
-def _earlier(folder: Path, version: int, options: TritonOptions) -> dict[int, Artifact]:
-    """Returns the existing versions, where `version` can join them."""
-    earlier = versions_of(folder)
+def _read_earlier(folder: Path, version: int, options: TritonOptions) -> dict[int, Artifact]:
+    """Returns the existing versions; raises Conflict if `version` cannot be added to them."""
+    earlier = read_versions(folder)
     if earlier and max(earlier) > version:
         raise Conflict(
             f"{folder} holds version {max(earlier)}", remedy=f"give --version {max(earlier) + 1}"
@@ -235,29 +232,29 @@ def _earlier(folder: Path, version: int, options: TritonOptions) -> dict[int, Ar
     for artifact in earlier.values():
         if artifact.config["backend"] != options.backend:
             raise Conflict(
-                f"{artifact.path} is for the backend {artifact.config['backend']}, which is one for"
-                " all versions",
-                remedy="give that --backend, or another --name or directory",
+                f"all versions of a model need one backend, got {options.backend} and"
+                f" {artifact.config['backend']} in {artifact.path}",
+                remedy="give the backend of that version, or another --name or directory",
             )
     return earlier
 
 
-def _versions(
-    earlier: dict[int, Artifact], number: int, tower: Tower
+def _collect_facts(
+    earlier: dict[int, Artifact], version: int, tower: Tower
 ) -> dict[int, Mapping[str, str]]:
-    """Returns each version's entry in config.pbtxt; all have one size, because it is
-    stated once.
+    """Returns each version's parameters in config.pbtxt; raises Conflict for different sizes,
+    because config.pbtxt states them once.
     """
-    versions = {number: tower.facts}
-    for earlier_number, artifact in earlier.items():
-        versions[earlier_number], sizes = read_facts(artifact)
+    facts = {version: tower.facts}
+    for earlier_version, artifact in earlier.items():
+        facts[earlier_version], sizes = read_facts(artifact)
         if sizes != tower.sizes:
             raise Conflict(
-                f"{artifact.path} gives {sizes}, this model {tower.sizes}: versions of one model"
-                " are of one size",
+                f"all versions of a model need the same sizes, got {tower.sizes}; and {sizes} in"
+                f" {artifact.path}",
                 remedy="give another --name",
             )
-    return versions
+    return facts
 
 
 def _publish(
@@ -285,14 +282,14 @@ def _publish(
     )
 
 
-def show(folder: Path) -> None:
-    """Makes the newest version's config.pbtxt the model's; a rerun completes an attempt that ended
-    before this.
+def update_config(folder: Path) -> None:
+    """Copies the newest version's config.pbtxt to the model's. It runs on every export, so that a
+    rerun completes an export that was interrupted before.
     """
-    versions = versions_of(folder)
+    versions = read_versions(folder)
     newest = versions[max(versions)].file(CONFIG_FILE).read_bytes()
-    shown = folder / CONFIG_FILE
-    if shown.is_file() and shown.read_bytes() == newest:
+    config_file = folder / CONFIG_FILE
+    if config_file.is_file() and config_file.read_bytes() == newest:
         return
     with translate_os_errors(folder):
-        write_synced(shown, newest)
+        write_synced(config_file, newest)

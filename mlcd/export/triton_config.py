@@ -1,8 +1,7 @@
-"""The config.pbtxt of a Triton model: its backend, its batching, and the fingerprint of each
-version.
+"""Writes the config.pbtxt of a Triton model: backend, batching, and each version's fingerprint.
 
-docs/reference/triton.md explains each line. The text is protobuf's text format of Triton's
-ModelConfig; the tests parse it with the protobuf of tritonclient, which an export does not need.
+docs/reference/triton.md explains each line. The format is protobuf's text format of Triton's
+ModelConfig; tests parse it with tritonclient's protobuf, which an export does not need.
 """
 
 import json
@@ -12,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 
 from mlcd.errors import ConfigInvalid
 
-# the runtime of the graph: ONNX Runtime's provider of that name, or OpenVINO in Triton's python
+# the runtime of the graph: a provider of ONNX Runtime, or for `python` OpenVINO in Triton's python
 # backend
 Backend: TypeAlias = Literal["cuda", "tensorrt", "cpu", "openvino", "python"]
 
@@ -26,15 +25,15 @@ PRECISIONS: Final[Mapping[Backend, tuple[TritonPrecision, ...]]] = {
     "python": ("fp32", "bf16"),
 }
 _ON_GPU: Final = ("cuda", "tensorrt")
-# of the model of the nearest centers, and of the ensemble of both, after the model's name
+# the suffixes, after the model's name, of the model of nearest centers and of the ensemble of both
 LABELS_SUFFIX: Final = "-labels"
 LABELED_SUFFIX: Final = "-labeled"
-# 0.5 ms is little beside an inference and enough to gather a batch. Under full load two batches of
-# 64 and their successors wait: 256. A longer queue would only add delay.
+# 0.5 ms is short compared with an inference, and enough to gather a batch. Under full load two
+# batches of 64 and the next two wait: 256 requests. A longer queue would only add delay.
 _QUEUE_DELAY_US: Final = 500
 _QUEUE_TIMEOUT_US: Final = 5_000_000
 _QUEUE_SIZE: Final = 256
-# a folder inside the server's container, whose other folders are read-only
+# a folder in the server's container, where all other folders are read-only
 _ENGINE_CACHE: Final = "/tmp/tensorrt"  # noqa: S108
 
 
@@ -42,8 +41,8 @@ _ENGINE_CACHE: Final = "/tmp/tensorrt"  # noqa: S108
 class TritonOptions:
     """The options of an export to Triton.
 
-    backend, precision: as above. num_threads: those of an inference on a CPU; the backends on a GPU
-    take none.
+    max_batch: largest batch size. num_threads: threads of an inference on a CPU; must be None for
+    GPU backends.
     """
 
     backend: Backend = "cuda"
@@ -53,18 +52,21 @@ class TritonOptions:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS[self.backend]:
-            possible = " or ".join(PRECISIONS[self.backend])
+            supported = " or ".join(PRECISIONS[self.backend])
             raise ConfigInvalid(
                 f"backend {self.backend} does not compute in {self.precision}",
-                remedy=f"use {possible}",
+                remedy=f"use {supported}",
             )
         if self.num_threads is not None and self.backend in _ON_GPU:
             raise ConfigInvalid(
                 f"--threads is for backends on a CPU, got backend {self.backend}",
-                remedy="leave it out",
+                remedy="omit --threads",
             )
         if self.max_batch < 1 or (self.num_threads is not None and self.num_threads < 1):
-            raise ConfigInvalid("the largest batch and the number of threads must be at least 1")
+            raise ConfigInvalid(
+                "the largest batch and the number of threads must be at least 1, got"
+                f" {self.max_batch} and {self.num_threads}"
+            )
 
     @property
     def on_gpu(self) -> bool:
@@ -73,9 +75,10 @@ class TritonOptions:
 
 @dataclass(frozen=True)
 class GraphInput:
-    """The input of a graph. dims: without the batch, -1 where an axis is free, up to `longest`.
+    """The input of a graph.
 
-    warmup: what fills the input before the first request.
+    dims: shape without the batch; -1 is a dynamic axis of length 1 to `longest`. warmup: content of
+    the input before the first request.
     """
 
     name: str
@@ -85,7 +88,7 @@ class GraphInput:
     longest: int = 1
 
     def shape(self, free: int) -> list[int]:
-        """Returns the shape with this length of a free axis."""
+        """Returns the shape without the batch, with `free` as the length of a dynamic axis."""
         return [free if size < 0 else size for size in self.dims]
 
 
@@ -94,7 +97,7 @@ def image_input(size: int) -> GraphInput:
 
 
 def text_input(context_length: int) -> GraphInput:
-    # random numbers are no ids
+    # random numbers are not valid token ids
     return GraphInput("ids", "TYPE_INT64", (-1,), "zero_data", context_length)
 
 
@@ -107,12 +110,12 @@ def write_config(
     versions: Mapping[int, Mapping[str, str]],
     num_threads: int,
 ) -> str:
-    """Returns the config.pbtxt for all `versions`; the options are those of the newest.
+    """Returns the config.pbtxt for all `versions`, with the options of the newest version.
 
-    versions: what each states to the gateway, by name. num_threads: on a CPU.
+    versions: parameters of each version for the gateway, by name. num_threads: threads on a CPU.
     """
     kind = "KIND_GPU" if options.on_gpu else "KIND_CPU"
-    numbers = ", ".join(map(str, sorted(versions)))
+    version_list = ", ".join(map(str, sorted(versions)))
     blocks = [
         f"name: {_quote(name)}",
         f"backend: {_quote('python' if options.backend == 'python' else 'onnxruntime')}",
@@ -122,7 +125,7 @@ def write_config(
         f"instance_group [ {{ count: 1 kind: {kind} }} ]",
         _batching(),
         _warmup(options.max_batch, graph_input),
-        f"version_policy {{ specific {{ versions: [ {numbers} ] }} }}",
+        f"version_policy {{ specific {{ versions: [ {version_list} ] }} }}",
         *_execution(options, graph_input, num_threads),
         _parameter("precision", options.precision),
     ]
@@ -140,9 +143,9 @@ def write_labels(
     number: int,
     facts: Mapping[str, str],
 ) -> str:
-    """Returns the config.pbtxt of a model of embeddings to their `top` nearest centers.
+    """Returns the config.pbtxt of a model from embeddings to their `top` nearest centers.
 
-    number: of the version. facts: what it states to the gateway, by name.
+    number: number of the version. facts: its parameters for the gateway, by name.
     """
     graph_input = GraphInput("embedding", "TYPE_FP32", (dimension,), "zero_data")
     blocks = [
@@ -154,7 +157,7 @@ def write_labels(
         f"instance_group [ {{ count: 1 kind: {'KIND_GPU' if options.on_gpu else 'KIND_CPU'} }} ]",
         _batching(),
         _warmup(options.max_batch, graph_input),
-        *_of_version(number, facts),
+        *_version_lines(number, facts),
     ]
     return "\n".join(blocks) + "\n"
 
@@ -181,7 +184,7 @@ def write_ensemble(
         _step(name, number, graph_input.name, "embedding"),
         _step(name + LABELS_SUFFIX, number, "embedding", "ids", "similarity"),
         "}",
-        *_of_version(number, facts),
+        *_version_lines(number, facts),
     ]
     return "\n".join(blocks) + "\n"
 
@@ -207,7 +210,7 @@ def _step(name: str, number: int, input_name: str, *output_names: str) -> str:
     return f"  step [ {{\n    {lines}\n  }} ]"
 
 
-def _of_version(number: int, facts: Mapping[str, str]) -> list[str]:
+def _version_lines(number: int, facts: Mapping[str, str]) -> list[str]:
     policy = f"version_policy {{ specific {{ versions: [ {number} ] }} }}"
     return [policy, *(_parameter(f"{key}.{number}", value) for key, value in facts.items())]
 
@@ -235,7 +238,7 @@ def _warmup(max_batch: int, tensor: GraphInput) -> str:
 
 
 def _execution(options: TritonOptions, graph_input: GraphInput, num_threads: int) -> list[str]:
-    """Returns the lines of the chosen backend."""
+    """Returns the backend's lines."""
     if options.backend == "tensorrt":
         return [_tensorrt(options, graph_input)]
     if options.backend == "cpu":
@@ -248,14 +251,14 @@ def _execution(options: TritonOptions, graph_input: GraphInput, num_threads: int
         return [accelerator, _parameter("intra_op_thread_count", str(num_threads))]
     if options.backend == "python":
         return [_parameter("num_threads", str(num_threads))]
-    # ONNX Runtime's arena doubles by default: with batches of every size it ends far above what one
-    # of them takes.
+    # ONNX Runtime's arena doubles by default: with varying batch sizes it would grow far beyond the
+    # memory of the largest batch.
     return [_parameter("arena_extend_strategy", "1")]
 
 
 def _tensorrt(options: TritonOptions, graph_input: GraphInput) -> str:
-    """Returns one profile over all sizes; without it a new size would build another engine, which
-    takes minutes.
+    """Returns TensorRT's settings, with one profile for all batch sizes and lengths: otherwise each
+    new shape would build another engine, which takes minutes.
     """
     half = max(1, options.max_batch // 2)
     shapes = {
@@ -289,5 +292,5 @@ def _parameter(key: str, value: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """Quotes ASCII text by JSON's escapes, which are protobuf's too."""
+    """Quotes ASCII text with JSON's escapes, which protobuf's text format shares."""
     return json.dumps(text)

@@ -1,7 +1,7 @@
-"""The export of centers beside a model in a Triton repository: labels in one call to Triton.
+"""Exports centers beside a model in a Triton repository, so that one call to Triton returns labels.
 
-OUT/NAME-labels/N takes embeddings to the nearest centers by mlcd's exact scan, whose modules the
-version carries. OUT/NAME-labeled/N is Triton's ensemble of NAME and NAME-labels: images to
+OUT/NAME-labels/N maps embeddings to their nearest centers by mlcd's exact scan; it contains the
+modules of the scan. OUT/NAME-labeled/N is Triton's ensemble of NAME and NAME-labels: images to
 embeddings, ids and similarities.
 """
 
@@ -18,7 +18,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.export.triton import CONFIG_FILE, SCRIPT, alone, refuse_foreign, show
+from mlcd.export.triton import CONFIG_FILE, SCRIPT, lock_model, refuse_foreign, update_config
 from mlcd.export.triton_config import (
     LABELED_SUFFIX,
     LABELS_SUFFIX,
@@ -34,7 +34,7 @@ from mlcd.progress import Reporter
 DEFAULT_TOP: Final = 64
 _SCRIPT_SOURCE: Final = Path(__file__).with_name("triton_labels_model.py")
 _MLCD: Final = Path(__file__).parents[1]
-_CARRIED: Final = (
+_SCAN_MODULES: Final = (
     *("__init__.py", "version.py", "errors.py", "types.py", "cores.py", "extras.py"),
     *("randomness.py", "clustering/__init__.py", "clustering/nearest.py"),
     *("clustering/certified_scan.py", "clustering/certificate.py", "clustering/exact_scores.py"),
@@ -42,7 +42,7 @@ _CARRIED: Final = (
     *("clustering/shortlist.py", "clustering/rows.py", "clustering/row_threads.py"),
     *("clustering/device_scan.py", "clustering/device_products.py"),
     "clustering/device_kernels.py",
-    # encoders without its __init__, which brings what opens models
+    # without encoders/__init__.py, which imports the code that opens models
     "encoders/unit_rows.py",
 )
 
@@ -55,29 +55,30 @@ def export_labels(
     options: TritonOptions,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes NAME-labels and NAME-labeled beside a version of the model NAME, with its number, and
-    returns the version of the ensemble.
+    """Writes NAME-labels and NAME-labeled beside a version of the model NAME, with the same number,
+    and returns the version of the ensemble.
 
-    version: as `export_triton` returns it. centers: of the same model. top: the most labels that
-    one image can have. Raises ConfigInvalid for centers of another model, and Conflict where other
-    ones are there.
+    version: version of `export_triton`. centers: centers of the same model. top: maximum number of
+    labels per image. Raises ConfigInvalid for centers of another model, and Conflict if the version
+    already has other centers.
     """
     if centers.fingerprint != version.fingerprint:
         raise ConfigInvalid(
-            f"the centers are those of another model than {version.path}",
-            remedy="cluster its own embeddings",
+            f"the centers are those of another model: they must have the fingerprint"
+            f" {version.fingerprint} of {version.path}, got {centers.fingerprint}",
+            remedy="cluster the model's own embeddings",
         )
     if top < 1:
         raise InvalidInput(f"top must be at least 1, got {top}")
-    read = Centers.read(centers)
-    export = _Export(version, centers, read, min(top, len(read.vectors)), options)
+    loaded = Centers.read(centers)
+    export = _Export(version, centers, loaded, min(top, len(loaded.vectors)), options)
     export.publish(LABELS_SUFFIX, export.write_scan, export.labels_config(), reporter)
     return export.publish(LABELED_SUFFIX, lambda _: None, export.ensemble_config(), reporter)
 
 
 @dataclass(frozen=True)
 class _Export:
-    """The two models beside one version of a model."""
+    """The two label models of one version of a model."""
 
     version: Artifact
     source: Artifact
@@ -96,10 +97,10 @@ class _Export:
     def publish(
         self, suffix: str, write: Callable[[Path], None], config: str, reporter: Reporter
     ) -> Artifact:
-        """Writes one model's version, or finds it there, and shows it to Triton."""
+        """Writes one model's version, unless it exists, and lists it in config.pbtxt."""
         out = self.version.path.parent.parent
         folder = out / f"{self.name}{suffix}"
-        place = folder / str(self.number)
+        location = folder / str(self.number)
         settings: dict[str, Any] = {
             "name": folder.name,
             "version": self.number,
@@ -112,31 +113,34 @@ class _Export:
         request = Request(
             "triton",
             settings,
-            (self.version.as_parent_of(place, "model"), self.source.as_parent_of(place, "centers")),
+            (
+                self.version.as_parent_of(location, "model"),
+                self.source.as_parent_of(location, "centers"),
+            ),
             self.version.fingerprint,
         )
         refuse_foreign(out, folder)
-        with alone(folder):
-            if (done := find_published(place, request)) is None:
-                with Draft(place, request) as draft, reporter.stage("labels", None) as meter:
+        with lock_model(folder):
+            if (artifact := find_published(location, request)) is None:
+                with Draft(location, request) as draft, reporter.stage("labels", None) as meter:
                     write(draft.path)
                     with draft.write(CONFIG_FILE) as path:
                         path.write_text(config)
                     meter.advance(1)
                     num, dimension = self.centers.vectors.shape
                     summary = {"dimension": dimension, "centers": num, "top": self.top}
-                    done = draft.publish(summary=summary)
-            show(folder)
-        return done
+                    artifact = draft.publish(summary=summary)
+            update_config(folder)
+        return artifact
 
     def write_scan(self, folder: Path) -> None:
-        """Writes the centers, and the scan as it is here."""
+        """Writes the centers, and a copy of this package's scan."""
         np.save(folder / "vectors.npy", self.centers.vectors, allow_pickle=False)
         if self.centers.mean is not None:
             np.save(folder / "mean.npy", self.centers.mean, allow_pickle=False)
         shutil.copyfile(_SCRIPT_SOURCE, folder / SCRIPT)
         package = folder / "scan" / "mlcd"
-        for file in _CARRIED:
+        for file in _SCAN_MODULES:
             (package / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(_MLCD / file, package / file)
         shutil.copyfile(Path(threadpoolctl.__file__), folder / "scan" / "threadpoolctl.py")

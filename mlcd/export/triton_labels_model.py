@@ -1,4 +1,4 @@
-"""The model that Triton's python backend runs for labels: embeddings to their nearest centers.
+"""The label model in Triton's python backend: embeddings to their nearest centers.
 
 `mlcd export --format triton --centers` copies this file as model.py, with the modules of mlcd's
 exact scan beside it. It runs in the server's own environment, which needs numpy, and PyTorch for a
@@ -16,16 +16,16 @@ import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
-    """The model of float32 embeddings [N, D] to int32 ids and float64 similarities [N, L], those of
-    the L nearest centers, best first.
+    """A model from float32 embeddings [N, D] to the L nearest centers, best first: int32 ids and
+    float64 similarities, each [N, L].
     """
 
     def initialize(self, args: dict[str, str]) -> None:
         folder = Path(args["model_repository"]) / args["model_version"]
         on_gpu = args["model_instance_kind"] == "GPU"
         if on_gpu:
-            # before torch is imported; the scan has threads, so the current device is not enough
-            os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]  # noqa: TID251 - a process of its own
+            # before torch is imported; setting the current device would not reach other threads
+            os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]  # noqa: TID251 - a separate process
         sys.path.insert(0, str(folder / "scan"))
         from mlcd.clustering.nearest import CenterScan
         from mlcd.encoders.unit_rows import unit_or_zero
@@ -38,22 +38,21 @@ class TritonPythonModel:
         mean = folder / "mean.npy"
         self._mean = np.load(mean, allow_pickle=False) if mean.is_file() else None
         centers = np.load(folder / "vectors.npy", allow_pickle=False)
-        # the answer is the same by every arithmetic
+        # every arithmetic returns the same centers
         self._scan = CenterScan(centers, matmul="cuda-bf16" if on_gpu else "numpy")
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Runs one scan for all requests of Triton's batch, except those whose callers have
-        gone.
-        """
-        is_wanted = [not request.is_cancelled() for request in requests]
+        """Runs one scan for all requests of Triton's batch that were not cancelled."""
+        is_active = [not request.is_cancelled() for request in requests]
         batches = [
             triton.get_input_tensor_by_name(request, "embedding").as_numpy()
-            for request, want in zip(requests, is_wanted, strict=True)
-            if want
+            for request, active in zip(requests, is_active, strict=True)
+            if active
         ]
         answers = iter(self._label(batches))
         return [
-            next(answers) if want else _failure("the request was cancelled") for want in is_wanted
+            next(answers) if active else _failure("the request was cancelled")
+            for active in is_active
         ]
 
     def _label(self, batches: list[Any]) -> list[Any]:
@@ -73,7 +72,7 @@ class TritonPythonModel:
         ]
 
     def _nearest(self, embeddings: Any) -> tuple[Any, Any]:
-        # as the gateway treats what the tower gives
+        # as the gateway normalizes the tower's output
         rows = self._unit_or_zero(embeddings)
         if self._mean is not None:
             rows = self._unit_rows(rows - self._mean)

@@ -1,9 +1,8 @@
-"""The model that Triton's python backend runs beside model.onnx, for servers without an ONNX
-backend.
+"""The model in Triton's python backend that runs model.onnx, for servers without an ONNX backend.
 
 `mlcd export --format triton --backend python` copies this file as model.py. It runs in the server's
-own environment, where numpy is older than mlcd's. So it imports only numpy, openvino and Triton's
-own module.
+own environment, where numpy may be too old for mlcd, so it imports only numpy, openvino and
+Triton's own module.
 """
 
 import json
@@ -16,8 +15,8 @@ import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
-    """The model of one input, images or token ids, to float32 [N, D] of unit rows, computed by
-    OpenVINO on the CPU.
+    """A model from images or token ids to unit rows, float32 [N, D], computed by OpenVINO on the
+    CPU.
     """
 
     def initialize(self, args: dict[str, str]) -> None:
@@ -28,31 +27,31 @@ class TritonPythonModel:
         settings = {
             "INFERENCE_PRECISION_HINT": hints[parameters["precision"]["string_value"]],
             "INFERENCE_NUM_THREADS": int(parameters["num_threads"]["string_value"]),
-            "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads: Triton makes the batches
+            "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads, because Triton batches
         }
         graph = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
-        # The core must outlive the model that it compiled.
+        # The core must outlive its compiled model.
         self._core = ov.Core()
         self._request = self._core.compile_model(graph, "CPU", settings).create_infer_request()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Runs one inference for all requests of Triton's batch, except those whose callers have
-        gone.
-        """
-        is_wanted = [not request.is_cancelled() for request in requests]
+        """Runs one inference for all requests of Triton's batch that were not cancelled."""
+        is_active = [not request.is_cancelled() for request in requests]
         batches = [
             triton.get_input_tensor_by_name(request, self._input).as_numpy()
-            for request, want in zip(requests, is_wanted, strict=True)
-            if want
+            for request, active in zip(requests, is_active, strict=True)
+            if active
         ]
         rows = iter(self._embed(batches))
-        return [next(rows) if want else _failure("the request was cancelled") for want in is_wanted]
+        return [
+            next(rows) if active else _failure("the request was cancelled") for active in is_active
+        ]
 
     def _embed(self, batches: list[Any]) -> list[Any]:
         if not batches:
             return []
         try:
-            # The result is the request's own memory, which the next inference overwrites.
+            # A copy, because the next inference overwrites the request's output.
             rows = self._request.infer([np.concatenate(batches)], share_inputs=True)[0].copy()
         except RuntimeError:
             return [_failure("the inference failed") for _ in batches]

@@ -1,4 +1,4 @@
-"""The towers of a model as they become versions of models in a Triton repository."""
+"""The towers of a model, as versions in a Triton repository."""
 
 import json
 import shutil
@@ -24,9 +24,9 @@ from mlcd.types import Fingerprint
 class Tower:
     """One tower of a model, as a version in a repository.
 
-    dimension: of its rows. sizes: what all versions of a model share, in words. facts: what
-    config.pbtxt says of the version, by name. write: puts its files into a folder. check: measures
-    the parity of the graph there, and returns the facts for the manifest.
+    dimension: dimension of its rows. sizes: text of the sizes that all versions must share. facts:
+    its parameters in config.pbtxt, by name. write: writes its files into a folder. check: checks
+    the parity of the graph in that folder, and returns the facts for the manifest.
     """
 
     graph_input: GraphInput
@@ -47,8 +47,10 @@ def image_tower(
     name: str,
     precision: TritonPrecision,
 ) -> Tower:
-    """Returns the tower of images. graph: the model artifact whose graph is copied, where there is
-    one. images: those on which parity is measured.
+    """Returns the image tower.
+
+    graph: model artifact whose graph is copied; None writes the graph from the weights. images:
+    images for the check of parity.
     """
 
     def write(folder: Path) -> None:
@@ -77,15 +79,15 @@ def image_tower(
 def text_tower(
     part: Path, fingerprint: Fingerprint, *, name: str, precision: TritonPrecision
 ) -> Tower:
-    """Returns the tower of texts. part: the text part of a model artifact.
+    """Returns the text tower. part: text part of a model artifact.
 
-    Raises ConfigInvalid for half precision without weights to measure it by.
+    Raises ConfigInvalid for half precision without weights, because parity cannot be checked.
     """
     has_weights = (part / WEIGHTS).is_file()
     if precision != "fp32" and not has_weights:
         raise ConfigInvalid(
-            f"the text tower is a graph without weights, by which {precision} could be judged",
-            remedy="use precision fp32, or leave the texts out with --no-text",
+            f"{precision} needs the weights of the text tower, got a graph without weights",
+            remedy="use precision fp32, or omit the text tower with --no-text",
         )
 
     def write(folder: Path) -> None:
@@ -94,7 +96,7 @@ def text_tower(
                 shutil.copyfile(part / file, folder / file)
 
     def check(folder: Path) -> dict[str, Any]:
-        if not has_weights:  # measured where the graph was made
+        if not has_weights:  # parity was checked when the graph was made
             return {}
         parity = check_text_parity(
             ServableText.read(part), folder / GRAPH, name, precision=precision
@@ -118,7 +120,7 @@ def text_tower(
 
 
 def read_facts(version: Artifact) -> tuple[Mapping[str, str], str]:
-    """Returns what config.pbtxt says of an existing version, and its sizes in words."""
+    """Returns an existing version's parameters in config.pbtxt, and the text of its sizes."""
     assert version.fingerprint is not None
     if TOKENIZER in version.files:
         facts = _text_facts(version.fingerprint, version.files[TOKENIZER].sha256)
@@ -129,11 +131,11 @@ def read_facts(version: Artifact) -> tuple[Mapping[str, str], str]:
 
 
 def _image_sizes(dimension: int, preprocess: PreprocessSpec) -> str:
-    return f"{dimension} numbers of {preprocess.crop} x {preprocess.crop} pixels"
+    return f"dimension {dimension}, images of {preprocess.crop} x {preprocess.crop} pixels"
 
 
 def _text_sizes(settings: TextSettings) -> str:
-    return f"{settings.dimension} numbers of {settings.context_length} tokens"
+    return f"dimension {settings.dimension}, texts of {settings.context_length} tokens"
 
 
 def _image_facts(fingerprint: Fingerprint, preprocess: PreprocessSpec) -> Mapping[str, str]:

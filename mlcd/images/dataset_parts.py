@@ -56,9 +56,9 @@ def propose_parts(location: str, parts: Mapping[str, str]) -> str:
 
 
 def part_of_files(paths: Sequence[str]) -> dict[str, str]:
-    """Returns the part that each file is, by its name or else by its folder's.
+    """Returns the part of each file, from the file's name or else its folder's.
 
-    It is empty unless two parts are named: one part alone splits nothing.
+    The result is empty unless the names give at least two parts.
     """
     part_of = {path: part for path in paths if (part := _part(PurePosixPath(path))) is not None}
     return part_of if len(set(part_of.values())) > 1 else {}

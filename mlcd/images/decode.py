@@ -27,7 +27,7 @@ from PIL.Image import Transpose
 from mlcd.errors import ImageRejected
 from mlcd.images.bounded import BoundedFile, check_scans
 from mlcd.images.heic import HEIC, has_heic, is_heic, open_heic
-from mlcd.images.jpeg import has_simplejpeg, require_simplejpeg, shrunk
+from mlcd.images.jpeg import decode_shrunk, has_simplejpeg, require_simplejpeg
 from mlcd.images.jpeg_end import load_without_end
 from mlcd.images.png import drop_unneeded_chunks, scale_transparency
 from mlcd.images.tiff import check_layout, gray_range, refuse_unknown_layout
@@ -145,7 +145,7 @@ def list_formats() -> tuple[str, ...]:
 
 
 def format_of(data: bytes) -> str:
-    """Returns one of FORMATS or "HEIC", by the first bytes alone, or "other"."""
+    """Returns one of FORMATS, "HEIC" or "other", from only the first bytes."""
     if is_heic(data):
         return HEIC
     Image.init()
@@ -155,7 +155,7 @@ def format_of(data: bytes) -> str:
 
 
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
-    """Returns width times height, by the header alone.
+    """Returns width times height, from only the header.
 
     Raises ImageRejected if `decode` would reject the header.
     """
@@ -165,7 +165,7 @@ def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
 
 
 def open_image(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> OpenedImage:
-    """Reads the header alone. Raises what `num_pixels` raises."""
+    """Reads only the header. Raises the errors of `num_pixels`."""
     _check_length(data, limits)
     try:
         with warnings.catch_warnings():
@@ -199,7 +199,7 @@ def _decode(
                 small = (
                     None
                     if shortest is None
-                    else shrunk(opened.data, image, shortest=shortest(image.size))
+                    else decode_shrunk(opened.data, image, shortest=shortest(image.size))
                 )
                 picture, extent = small or (_load(image, opened.data), image.size)
                 # The EXIF of the whole file decides, before conversions drop it.

@@ -1,4 +1,4 @@
-"""HEIC and HEIF, which Pillow does not read, by libheif."""
+"""Reads HEIC and HEIF, which Pillow does not support, with libheif."""
 
 from typing import Final, cast
 
@@ -9,7 +9,7 @@ from mlcd.images.bounded import BoundedFile
 
 HEIC: Final = "HEIC"
 _NOT_INSTALLED: Final = "HEIC needs the extra heif of mlcd"
-# Clients of a server read it, too: no command, which would name a path of that machine.
+# No install command, because it could show a path of the server's machine to clients.
 _REMEDY: Final = "install the extra heif where mlcd runs, or give JPEG"
 _MAX_BRANDS_BYTES: Final = 256
 _HEVC: Final = frozenset(
@@ -20,7 +20,7 @@ _AVIF: Final = frozenset([b"avif", b"avis"])
 
 
 def is_heic(data: bytes) -> bool:
-    """Tells by the brands of the file whether it is HEIC or HEIF, and not AVIF."""
+    """Tells from the brands of a file whether it is HEIC or HEIF, and not AVIF."""
     if data[4:8] != b"ftyp":
         return False
     major = data[8:12]
@@ -39,10 +39,9 @@ def has_heic() -> bool:
 
 
 def open_heic(file: BoundedFile) -> Image.Image:
-    """Returns the picture, of which the header alone is read.
+    """Opens an image, reading only its header; loading it applies the format's own rotation.
 
-    Its rotation, of the format itself, is applied when it is loaded. Pillow's own list of formats
-    stays as it is. Raises ImageRejected where the decoder is not installed.
+    Does not register the format in Pillow. Raises ImageRejected if the decoder is not installed.
     """
     if not has_heic():
         raise ImageRejected("unsupported-format", _NOT_INSTALLED, remedy=_REMEDY)

@@ -1,6 +1,6 @@
-"""Rows of tables that hold an image in a column, as parquet and Hugging Face's datasets do.
+"""Tables with a column of images: parquet and Hugging Face's datasets.
 
-Names of columns and of classes follow what such tables are published with.
+The names of columns are those of published data sets.
 """
 
 import threading
@@ -26,8 +26,8 @@ from mlcd.images.text_columns import CLASS_COLUMNS, TextColumn, check_single
 _IMAGE_COLUMNS: Final = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 _KEY_COLUMN: Final = "key"
 _ROW_DIGITS: Final = 8
-_MOST_NAMED: Final = 20  # columns in a message
-# the rows of a file; key is null where the row has none of its own
+_MAX_LISTED: Final = 20  # columns in an error message
+# the rows of a file; key is null if the table has no key for the row
 _ROWS: Final = pa.schema(
     [
         ("key", pa.large_string()),
@@ -40,13 +40,13 @@ _ROWS: Final = pa.schema(
 
 
 class TableRows(Protocol):
-    """An open file of rows, in groups that are read whole."""
+    """An open file of rows, divided into groups; a group is read at once."""
 
     schema: pa.Schema
     num_groups: int
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a group, a few at a time."""
+        """Yields the rows of a group in small batches."""
         ...
 
     def column(self, group: int, name: str) -> pa.ChunkedArray: ...
@@ -55,9 +55,9 @@ class TableRows(Protocol):
 
 
 class ColumnsSource(FilesSource):
-    """A binary image column (or a struct with `bytes`, as Hugging Face writes it) in files of rows.
+    """A binary image column (or a struct with `bytes`, as in Hugging Face's datasets) in files.
 
-    One group of rows is in memory.
+    Keeps one group of rows in memory.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class ColumnsSource(FilesSource):
         paths: list[str],
         part_of: Mapping[str, str] | None = None,
     ) -> None:
-        """part_of: by path, the part of the data set that a file is, such as train or test; it
-        comes before the class, as a folder would.
+        """part_of: part of the data set, such as train or test, by the path of a file; it becomes
+        a folder before the class name.
         """
         super().__init__(location, filesystem, paths)
         self._part_of = part_of or {}
@@ -77,12 +77,12 @@ class ColumnsSource(FilesSource):
         self._group: tuple[tuple[str, int], Any] | None = None
 
     def read_urls(self, column: str) -> None:
-        """Reads the texts of a column in place of images, from now on."""
+        """Switches to reading the URLs in a text column instead of images."""
         self._url_column = column
 
     @abstractmethod
     def _open(self, path: str) -> AbstractContextManager[TableRows]:
-        """Opens a file. Raises OSError or ArrowException for one that is damaged."""
+        """Opens a file. Raises OSError or ArrowException for a damaged file."""
 
     def entry_tables(self) -> Iterator[pa.Table]:
         for path, name in self._names_to_list():
@@ -94,7 +94,7 @@ class ColumnsSource(FilesSource):
             yield pa.table(
                 {
                     "key": _keys(rows["key"], name),
-                    "class_name": _within(self._part_of.get(path), rows["class_name"]),
+                    "class_name": _prepend(self._part_of.get(path), rows["class_name"]),
                     "size_bytes": rows["size_bytes"],
                     "path": constant(encode_path(path), len(rows)),
                     "group": rows["group"],
@@ -103,15 +103,15 @@ class ColumnsSource(FilesSource):
             )
 
     def _listing(self, path: str) -> Listing:
-        if self._url_column is not None:  # an index keeps the sizes of images
+        if self._url_column is not None:  # the index stores the sizes of images, not of URLs
             return self._list_rows(path)
         return list_once(self._filesystem, path, partial(self._list_rows, path))
 
     def _list_rows(self, path: str) -> Listing:
         """Lists the rows of a file.
 
-        Sizes help to tell whether a file is the same, and only the images themselves state them:
-        all images are read, a few at a time.
+        Reads all images, in small batches, for their sizes: these help to detect changed files and
+        are stored nowhere else.
         """
         try:
             with self._open(path) as rows:
@@ -120,7 +120,7 @@ class ColumnsSource(FilesSource):
                     _list_batch(group, start, self._bytes(images, path), keys, class_names)
                     for group, start, images, keys, class_names in _Columns(
                         rows.schema, image, path
-                    ).batches(rows)
+                    ).read_batches(rows)
                 ]
         except (OSError, pa.ArrowException) as error:
             refuse_fault(path, error)
@@ -136,16 +136,16 @@ class ColumnsSource(FilesSource):
                 refuse_fault(path, error)
                 continue  # its images are not listed either
             keys = _keys(rows["key"], name)
-            for number, (key, texts) in enumerate(zip(keys, rows["captions"], strict=True)):
-                item = f"{printable(path)}, row {number},"
-                for text in captions_of(_value(texts, item), item):
+            for row_number, (key, texts) in enumerate(zip(keys, rows["captions"], strict=True)):
+                item = f"{printable(path)}, row {row_number},"
+                for text in captions_of(_to_python(texts, item), item):
                     yield key.as_py(), text
 
     def _read(self, entry: Entry) -> bytes:
         path, (group, row) = decode_path(entry.locator[0]), entry.locator[1:]
         with self._lock:
             if self._group is None or self._group[0] != (path, group):
-                self._group = None  # dropped before the next one is in memory
+                self._group = None  # frees the previous group before reading the next
                 try:
                     with self._open(path) as rows:
                         column = rows.column(group, self._column(rows.schema, path))
@@ -166,27 +166,27 @@ class ColumnsSource(FilesSource):
         if self._url_column not in schema.names:
             raise InvalidInput(
                 f"{printable(path)} lacks the column {self._url_column}",
-                remedy=f"give one of {', '.join(schema.names[:_MOST_NAMED])}",
+                remedy=f"give one of {', '.join(schema.names[:_MAX_LISTED])}",
             )
         if not _is_text(schema.field(self._url_column).type):
             raise InvalidInput(
                 f"the column {self._url_column} of {printable(path)} must hold texts",
-                remedy="give the one that holds URLs",
+                remedy="give the column of URLs",
             )
         return self._url_column
 
 
-def _within(part: str | None, class_names: Any) -> Any:
-    """Returns the classes as folders within a part of the data set; null stays null."""
+def _prepend(part: str | None, class_names: Any) -> Any:
+    """Returns the class names as folders inside a part of the data set; null stays null."""
     return class_names if part is None else pc.binary_join_element_wise(part, class_names, "/")
 
 
 class _Columns:
-    """The columns of a file that are listed: those of images, of keys and of classes."""
+    """The columns of images, keys and classes in a file."""
 
     def __init__(self, schema: pa.Schema, image: str, path: str) -> None:
-        """Raises InvalidInput for a column of keys or classes that holds something other than
-        texts, and for two columns of one name.
+        """Raises InvalidInput for keys or classes that cannot be read as text, and for two columns
+        of one name.
         """
         check_single(schema, image, path)
         names = set(schema.names)
@@ -195,9 +195,10 @@ class _Columns:
         self._key = TextColumn(schema, _KEY_COLUMN, path) if _KEY_COLUMN in names else None
         self._class = None if label is None else TextColumn(schema, label, path)
 
-    def batches(self, rows: TableRows) -> Iterator[tuple[int, int, Any, Any, Any]]:
-        """Yields (group, first row in it, images, keys, class names) of a few rows each; keys and
-        class names are large_string, null where there are none.
+    def read_batches(self, rows: TableRows) -> Iterator[tuple[int, int, Any, Any, Any]]:
+        """Yields small batches of rows: group, first row in the group, images, keys, class names.
+
+        Keys and class names are large_string, null if missing.
         """
         texts = [column for column in (self._key, self._class) if column is not None]
         column_names = [self._image, *(column.name for column in texts)]
@@ -210,8 +211,8 @@ class _Columns:
 
 
 def _read_captions(rows: TableRows, path: str) -> pa.Table:
-    """Returns the columns key (null for a row without its own) and captions of a file; without
-    captions an empty table.
+    """Returns the columns key (null if missing) and captions of a file; an empty table if it has
+    no captions.
     """
     columns = rows.schema.names
     captions = next((column for column in CAPTION_COLUMNS if column in columns), None)
@@ -224,13 +225,13 @@ def _read_captions(rows: TableRows, path: str) -> pa.Table:
 
 
 def _texts(column: TextColumn | None, rows: pa.RecordBatch | pa.Table) -> pa.Array:
-    """Returns the texts of a column of these rows; null in all of them where there is none."""
+    """Returns the texts of a column; all null if the column is None."""
     if column is None:
         return pa.nulls(rows.num_rows, pa.large_string())
     return column.read(rows.column(column.name))
 
 
-def _value(cell: Any, item: str) -> Any:
+def _to_python(cell: Any, item: str) -> Any:
     try:
         return cell.as_py()
     except UnicodeDecodeError as error:
@@ -240,12 +241,12 @@ def _value(cell: Any, item: str) -> Any:
         ) from error
 
 
-def _keys(own: Any, name: str) -> Any:
-    """Returns the keys of all rows of a file: their own, or else the file's name and the row."""
-    numbers = pc.utf8_lpad(
-        pa.array(np.arange(len(own))).cast(pa.string()), _ROW_DIGITS, padding="0"
+def _keys(table_keys: Any, name: str) -> Any:
+    """Returns the keys of all rows of a file; a null key becomes the file's name and the row."""
+    row_numbers = pc.utf8_lpad(
+        pa.array(np.arange(len(table_keys))).cast(pa.string()), _ROW_DIGITS, padding="0"
     )
-    return pc.coalesce(own, pc.binary_join_element_wise(name, numbers, "/"))
+    return pc.coalesce(table_keys, pc.binary_join_element_wise(name, row_numbers, "/"))
 
 
 def _list_batch(group: int, start: int, images: Any, keys: Any, class_names: Any) -> pa.RecordBatch:
@@ -287,7 +288,7 @@ def _image_bytes(column: Any, path: str) -> Any:
         column = column.cast(pa.large_binary())
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         raise InvalidInput(
-            f"{printable(path)}: the image column holds {column.type}",
-            remedy="it must hold the encoded files, as binary",
+            f"{printable(path)}: the image column must hold encoded files as binary, got"
+            f" {column.type}",
         )
     return column

@@ -1,8 +1,8 @@
-"""JPEG at a fraction of its size: libjpeg-turbo's inverse DCT leaves out the pixels that a resize
+"""Decodes JPEG at a fraction of its size: libjpeg-turbo's inverse DCT skips pixels that a resize
 would drop.
 
-Only pictures without the least irregularity are read here. All others are left to Pillow, which
-thus decides in both decode modes what is an image and what is damaged.
+Only images without any irregularity are decoded here. Pillow decodes all other images, so that in
+both decode modes Pillow decides what is an image and what is damaged.
 """
 
 from typing import Final
@@ -13,14 +13,14 @@ from mlcd.errors import ConfigInvalid
 from mlcd.extras import install_command_for
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
-# without the markers between them for tables, reserved use and conditioning
+# the markers of frames; three markers in this range have other uses: DHT, JPG and DAC
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MAX_SEGMENTS: Final = 1024
 _WHOLE: Final = 8
 
 
 def require_simplejpeg() -> None:
-    """Raises ConfigInvalid, naming the extra, where the decoder is not installed."""
+    """Raises ConfigInvalid, with the install command, if the decoder is not installed."""
     if not has_simplejpeg():
         raise ConfigInvalid(
             "decode fast needs simplejpeg, which is not installed",
@@ -37,18 +37,18 @@ def has_simplejpeg() -> bool:
     return True
 
 
-def shrunk(
+def decode_shrunk(
     data: bytes, image: Image.Image, *, shortest: int
 ) -> tuple[Image.Image, tuple[float, float]] | None:
-    """Returns the picture at the smallest scale (in eighths) that leaves `shortest` pixels on its
-    shortest side.
+    """Decodes at the smallest scale (in eighths) that leaves `shortest` pixels on the shortest
+    side.
 
-    The second value is the width and height that the picture covers; it may cover the last column
-    and row in part.
+    Returns the image, and the width and height of the part that shows the picture: the last column
+    and row may be covered only in part. Returns None if nothing is gained or Pillow must decide:
+    another format, CMYK, arithmetic coding, any warning of the decoder.
 
-    `image` is Pillow's view of the same bytes, opened and not loaded; its header was checked
-    against the limits. The result is None where nothing is gained or Pillow must decide: no JPEG,
-    CMYK, arithmetic coding, any warning of the decoder.
+    image: Pillow's view of the same bytes, opened but not loaded; its header was checked against
+    the limits.
     """
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
@@ -60,11 +60,11 @@ def shrunk(
     width, height = (-(-side * eighths // _WHOLE) for side in image.size)
     try:
         full_height, full_width, *_ = simplejpeg.decode_jpeg_header(data)
-        # The file has two headers, and the limits were checked against the other one.
+        # Pillow and libjpeg-turbo read different headers; only Pillow's was checked for limits.
         if (full_width, full_height) != image.size:
             return None
         pixels = simplejpeg.decode_jpeg(data, min_height=height, min_width=width, strict=True)
-    # Pillow accepts what it refuses, or refuses it with the right reason
+    # Pillow accepts such a file, or refuses it with the right reason
     except Exception:  # noqa: BLE001
         return None
     if pixels.shape != (height, width, 3):
@@ -72,15 +72,15 @@ def shrunk(
     return Image.fromarray(pixels), (full_width * eighths / _WHOLE, full_height * eighths / _WHOLE)
 
 
-def _eighths(side: int, at_least: int) -> int:
-    """Returns the smallest scale that leaves `at_least` pixels of `side`; it may cover the last
-    pixel in part.
+def _eighths(side: int, min_pixels: int) -> int:
+    """Returns the smallest scale that leaves `min_pixels` of `side`; the last pixel may be covered
+    only in part.
     """
-    return _WHOLE * (at_least - 1) // side + 1
+    return _WHOLE * (min_pixels - 1) // side + 1
 
 
 def _frame(data: bytes) -> int | None:
-    """Returns the marker of the coding process; None where the segments before it are irregular."""
+    """Returns the frame marker (the coding process); None if a segment before it is irregular."""
     position = 2
     for _ in range(_MAX_SEGMENTS):
         if data[position : position + 1] != b"\xff":

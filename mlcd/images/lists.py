@@ -1,4 +1,4 @@
-"""Lists: text files with the name, or the URL, of a file in each line."""
+"""Lists: text files with a file name or a URL per line."""
 
 import posixpath
 from collections.abc import Iterator, Sequence
@@ -18,23 +18,21 @@ from mlcd.text_tables import read_list
 
 _WEB: Final = ("http://", "https://")
 _LINE_DIGITS: Final = 8
-_ASKED: Final = 16  # files of a store that are asked about at one time
+_PARALLEL_LOOKUPS: Final = 16  # concurrent requests to a store for descriptions of files
 
 
-def lines_of(filesystem: Any, path: str) -> list[str]:
-    """Returns the lines of a list, without empty ones."""
+def read_lines(filesystem: Any, path: str) -> list[str]:
+    """Returns the non-empty lines of a list."""
     return list(filter(None, read_list(filesystem.cat_file(path), printable(path))))
 
 
 def is_web(line: str) -> bool:
-    """Tells whether a line is a URL of the web, as of any host, and not of a store."""
+    """Tells whether a line is a web URL, not the URL of a store."""
     return line.lower().startswith(_WEB)
 
 
 class UrlListSource(FilesSource):
-    """The URLs in a list, in place of images. Keys are the list's name and the number of the
-    line.
-    """
+    """The URLs in a list, in place of images. A key is the list's name with the line number."""
 
     def entry_tables(self) -> Iterator[pa.Table]:
         for path, name in self._names_to_list():
@@ -64,8 +62,9 @@ class UrlListSource(FilesSource):
 def files_below(
     location: str, filesystem: Any, path: str, lines: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Returns the files that the lines of the list at `path` name, as the file system describes
-    them. Raises InvalidInput for one outside the list's folder.
+    """Returns the file system's descriptions of the files in the list at `path`.
+
+    Raises InvalidInput for a missing file and for a file outside the list's folder.
     """
     folder, files = posixpath.dirname(path), {}
     for line in lines:
@@ -73,23 +72,23 @@ def files_below(
         if not name.startswith(f"{folder}/"):
             raise InvalidInput(
                 f"{location} names {printable(line)[:80]}, outside of its folder",
-                remedy="put the list into a folder that holds all of its files",
+                remedy="move the list into a folder that contains all of its files",
             )
         try:
             files[name] = describe_file(filesystem, name)
         except OSError as error:
             raise InvalidInput(
-                f"{location} names {printable(line)[:80]}, which is not there",
-                remedy="it is to hold a file's name in each line, relative to its folder",
+                f"{location} names {printable(line)[:80]}, which does not exist",
+                remedy="each line must be a file name, relative to the list's folder",
             ) from error
     return list(files.values())
 
 
 def files_of_a_store(location: str, lines: Sequence[str]) -> tuple[Any, str, list[dict[str, Any]]]:
-    """Returns the file system that the URLs in `lines` share, the folder, and its files.
+    """Returns the common file system and folder of the URLs in `lines`, and the described files.
 
-    Raises InvalidInput where they are of several stores or buckets, and MlcdError naming a file
-    that cannot be had.
+    Raises InvalidInput for URLs of several stores or buckets, and MlcdError naming a file that
+    cannot be read.
     """
     stores = {check_no_credentials(line).partition("://")[0] for line in lines}
     filesystem, _ = fsspec.core.url_to_fs(lines[0])
@@ -97,7 +96,7 @@ def files_of_a_store(location: str, lines: Sequence[str]) -> tuple[Any, str, lis
     folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
     if len(stores) > 1 or not folder:
         raise InvalidInput(
-            f"{location} names files of several buckets", remedy="make a list for each"
+            f"{location} must name files of one bucket", remedy="make a list for each bucket"
         )
 
     def info(path: str) -> dict[str, Any]:
@@ -106,11 +105,11 @@ def files_of_a_store(location: str, lines: Sequence[str]) -> tuple[Any, str, lis
         except Exception as error:  # each file system has its own errors
             raise translate_error(name_for_people(filesystem, path), error) from error
 
-    with threads(_ASKED) as pool:
+    with threads(_PARALLEL_LOOKUPS) as pool:
         return filesystem, folder, list(pool.map(info, paths))
 
 
 def describe_file(filesystem: Any, path: str) -> dict[str, Any]:
-    """Describes a file as a folder's listing does, in which a link does not count as a file."""
+    """Describes a file as a folder's listing does, where a link has the type `link`."""
     info: dict[str, Any] = filesystem.info(path)
     return {**info, "type": "link"} if info.get("islink") else info

@@ -1,7 +1,7 @@
-"""Rows of tables beside images (captions, labels, splits), matched with the images by their keys.
+"""Matches rows of tables (captions, labels, splits) with images by their keys.
 
-One rule for all of them: a row's key is compared as it stands, and only where no image has it, in
-the form of `mlcd.keys.normalize_key`. What matches no image is counted, and the first is named.
+A row's key is compared unchanged and, if no image has it, in the form of `mlcd.keys.normalize_key`.
+Keys without an image are counted, and errors name the first.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,15 @@ from mlcd.types import SampleKey
 Keys: TypeAlias = pa.ChunkedArray | Sequence[SampleKey]
 
 _NOT_NORMAL: Final = r"(^|/)\.{0,2}(/|$)"  # a path that `posixpath.normpath` would change
-_ALLOW: Final = "pass --allow-unmatched to leave such rows out"
+_ALLOW: Final = "pass --allow-unmatched to skip such rows"
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """The keys of a table that match no image, each counted once.
+    """The keys of a table that match no image.
 
-    num_keys: of the table. first: None where all match.
+    num: number of distinct unmatched keys. num_keys: number of distinct keys in the table. first:
+    first unmatched key, None if all match.
     """
 
     num: int = 0
@@ -36,7 +37,7 @@ class Unmatched:
     first: str | None = None
 
     def __str__(self) -> str:
-        """Returns the fault for people, after the name of the table."""
+        """Returns the problem as text; callers put the name of the table before it."""
         return f"no image has the key {self.first!r} ({self.num} of {self.num_keys} keys)"
 
     @property
@@ -44,20 +45,20 @@ class Unmatched:
         return self.num == self.num_keys > 0
 
     def check(self, table: str, images: str, *, may_be_unmatched: bool = False) -> None:
-        """Raises InvalidInput where a key matches no image; if that is allowed, only where none
-        match.
+        """Raises InvalidInput if a key matches no image; with may_be_unmatched, only if no key
+        matches.
         """
         if not self.num or (may_be_unmatched and not self.are_all):
             return
         hint = (
-            "; it is written with \\, and keys with /"
+            "; it contains \\, but keys are written with /"
             if self.are_all and "\\" in str(self.first)
             else ""
         )
         raise InvalidInput(
             f"{table}: no image of {images} has the key {self.first!r} ({self.num} of "
             f"{self.num_keys} keys{hint})",
-            remedy="keys are as `mlcd embed` lists them, in a folder the path inside of it"
+            remedy="use the keys that `mlcd embed` lists; for a folder, paths relative to it"
             if self.are_all
             else f"give the images that the table was made for, or {_ALLOW}",
         )
@@ -65,9 +66,9 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class MatchedKeys:
-    """The images that the keys of a table mean.
+    """The images of a table's keys.
 
-    indices: int64 [n], -1 for the key of no image.
+    indices: int64 [n], index of each key's image, -1 if no image matches.
     """
 
     indices: NDArray[np.int64]
@@ -75,81 +76,91 @@ class MatchedKeys:
 
 
 def match_keys(table_keys: Keys, keys: Keys, table: str) -> MatchedKeys:
-    """Matches the n keys that a table states with those of images.
+    """Matches the n keys of a table with the keys of images.
 
-    Raises InvalidInput for a key that two images share in the normal form and that is neither's
-    own.
+    Raises InvalidInput for a key that equals no image's key and equals two in the normal form.
     """
-    rows, own = _array(table_keys), _array(keys)
-    indices = _find(rows, own)
+    rows, image_keys = _to_array(table_keys), _to_array(keys)
+    indices = _find(rows, image_keys)
     missing = np.flatnonzero(indices < 0)
     if len(missing):
         distinct = pc.unique(rows.take(pa.array(missing)))
-        normal, own_normal = _normalize(distinct), _normalize(own)
-        indices_of_distinct = _find(normal, own_normal)
-        _check_distinct(distinct, normal, indices_of_distinct, own, own_normal, table)
-        places = _find(rows.take(pa.array(missing)), pa.chunked_array([distinct]))
-        indices[missing] = indices_of_distinct[places]
-        strange = distinct.filter(pa.array(indices_of_distinct < 0))
-        first = strange[0].as_py() if len(strange) else None
-        return MatchedKeys(indices, Unmatched(len(strange), pc.count_distinct(rows).as_py(), first))
+        normal, normal_image_keys = _normalize(distinct), _normalize(image_keys)
+        image_indices = _find(normal, normal_image_keys)
+        _check_unambiguous(distinct, normal, image_indices, image_keys, normal_image_keys, table)
+        positions = _find(rows.take(pa.array(missing)), pa.chunked_array([distinct]))
+        indices[missing] = image_indices[positions]
+        unmatched = distinct.filter(pa.array(image_indices < 0))
+        first = unmatched[0].as_py() if len(unmatched) else None
+        num_keys = pc.count_distinct(rows).as_py()
+        return MatchedKeys(indices, Unmatched(len(unmatched), num_keys, first))
     return MatchedKeys(indices, Unmatched(0, pc.count_distinct(rows).as_py()))
 
 
-def _check_distinct(
-    table_keys: Any, normal: Any, indices: NDArray[np.int64], own: Any, own_normal: Any, table: str
+def _check_unambiguous(
+    table_keys: Any,
+    normal: Any,
+    indices: NDArray[np.int64],
+    image_keys: Any,
+    normal_image_keys: Any,
+    table: str,
 ) -> None:
-    """Raises InvalidInput where a key that is matched in its normal form means two images."""
-    meant = own_normal.take(pa.array(np.unique(indices[indices >= 0])))
-    sharing = pc.is_in(own_normal, value_set=meant)
-    if pc.sum(sharing).as_py() == len(meant) or not len(meant):
+    """Raises InvalidInput if a key that is matched in the normal form matches two images."""
+    matched = normal_image_keys.take(pa.array(np.unique(indices[indices >= 0])))
+    is_candidate = pc.is_in(normal_image_keys, value_set=matched)
+    if pc.sum(is_candidate).as_py() == len(matched) or not len(matched):
         return
-    places = np.flatnonzero(np.asarray(sharing))
-    first_of: dict[str, int] = {}
-    for place, name in zip(
-        places.tolist(), own_normal.take(pa.array(places)).to_pylist(), strict=True
+    candidates = np.flatnonzero(np.asarray(is_candidate))
+    first_index: dict[str, int] = {}
+    for index, name in zip(
+        candidates.tolist(), normal_image_keys.take(pa.array(candidates)).to_pylist(), strict=True
     ):
-        first = first_of.setdefault(name, place)
-        if first != place:
+        other = first_index.setdefault(name, index)
+        if other != index:
             row = pc.index(normal, name).as_py()
             raise InvalidInput(
-                # the spellings of a letter look the same
-                f"{table}: {table_keys[row].as_py()!a} may be {own[first].as_py()!a} or "
-                f"{own[place].as_py()!a}",
-                remedy="write the key of one of these images, letter by letter",
+                # ASCII escapes, because different spellings of a letter look the same
+                f"{table}: {table_keys[row].as_py()!a} may be {image_keys[other].as_py()!a} or "
+                f"{image_keys[index].as_py()!a}",
+                remedy="write the exact key of one of these images",
             )
 
 
 def _find(values: Any, keys: Any) -> NDArray[np.int64]:
-    places = pc.fill_null(pc.index_in(values, value_set=keys), -1)
-    return np.asarray(places).astype(np.int64)
+    """Returns the index of each value in `keys`, -1 if it is missing."""
+    indices = pc.fill_null(pc.index_in(values, value_set=keys), -1)
+    return np.asarray(indices).astype(np.int64)
 
 
-def _array(keys: Keys) -> Any:
+def _to_array(keys: Keys) -> Any:
     if isinstance(keys, pa.ChunkedArray):
         return keys
     try:
         return pa.chunked_array([pa.array(keys, pa.large_string())])
-    except UnicodeEncodeError:  # names that are not valid UTF-8 come from JSON so
+    except UnicodeEncodeError:  # JSON contains surrogates for names that are not valid UTF-8
         return pa.chunked_array([pa.array([_storable(key) for key in keys], pa.large_string())])
 
 
 def _storable(key: str) -> str:
     try:
         return printable(key)
-    except UnicodeEncodeError:  # half a surrogate pair, which no file is named by
+    except UnicodeEncodeError:  # half a surrogate pair, which cannot be in a file name
         return key.encode("utf-8", "backslashreplace").decode()
 
 
 def _normalize(keys: Any) -> Any:
-    """Returns the keys in the form in which they are compared."""
-    odd = pc.or_(pc.invert(pc.string_is_ascii(keys)), pc.match_substring_regex(keys, _NOT_NORMAL))
-    places = np.flatnonzero(np.asarray(odd))
-    if not len(places):
+    """Returns the keys in the normal form."""
+    may_change = pc.or_(
+        pc.invert(pc.string_is_ascii(keys)), pc.match_substring_regex(keys, _NOT_NORMAL)
+    )
+    indices = np.flatnonzero(np.asarray(may_change))
+    if not len(indices):
         return keys
-    changed = [normalize_key(key) for key in keys.take(pa.array(places)).to_pylist()]
-    return pc.replace_with_mask(_whole(keys), _whole(odd), pa.array(changed, pa.large_string()))
+    normalized = [normalize_key(key) for key in keys.take(pa.array(indices)).to_pylist()]
+    return pc.replace_with_mask(
+        _combine(keys), _combine(may_change), pa.array(normalized, pa.large_string())
+    )
 
 
-def _whole(values: Any) -> Any:
+def _combine(values: Any) -> Any:
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

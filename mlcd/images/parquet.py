@@ -1,4 +1,4 @@
-"""The source that reads a column of images in parquet files."""
+"""Reads a column of images in parquet files."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ class _RowGroups:
 
     @cached_property
     def _buffered(self) -> pq.ParquetFile:
-        # Without a buffer a column's whole group is in memory.
+        # Without a buffer, a column's whole row group would be in memory.
         return pq.ParquetFile(self._raw, buffer_size=_BUFFER_BYTES, metadata=self._file.metadata)
 
     def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,4 @@
-"""The output of decoders: libtiff writes to the standard error, Pillow to its log, both with
-contents of files.
-"""
+"""Silences decoders: libtiff (standard error) and Pillow (log) would print file contents."""
 
 import ctypes
 import logging
@@ -12,11 +10,11 @@ _LIBTIFF: Final = ("TIFFSetErrorHandler", "TIFFSetWarningHandler")
 
 
 def silence_decoders() -> None:
-    """Suppresses all such output for the life of the process; ImageRejected states what is wrong
+    """Suppresses the output of libtiff and Pillow in this process; ImageRejected says what is wrong
     with an image.
     """
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
-    libraries = ctypes.CDLL(_imaging.__file__)  # includes all that it is linked with
+    libraries = ctypes.CDLL(_imaging.__file__)  # includes all linked libraries
     for name in _LIBTIFF:
         if hasattr(libraries, name):
             getattr(libraries, name)(None)

@@ -17,14 +17,14 @@ _MOST_BYTES: Final = 64 << 20  # by the sizes in the listing
 class ReadAhead:
     """The images being read, in the order in which they will be requested.
 
-    begun: iterator that starts the read of each image as it yields it. is_full: returns whether no
+    started: iterator that starts the read of each image it yields. is_full: returns whether no
     further read may start, in addition to the limits here.
     """
 
     def __init__(
-        self, begun: Iterator[tuple[Entry, Wait]], is_full: Callable[[], bool] = lambda: False
+        self, started: Iterator[tuple[Entry, Wait]], is_full: Callable[[], bool] = lambda: False
     ) -> None:
-        self._begun, self._is_full = begun, is_full
+        self._started, self._is_full = started, is_full
         self._lock = threading.Lock()
         self._waiting: dict[SampleKey, tuple[int, Wait]] = {}
         self._num_bytes = 0
@@ -53,7 +53,7 @@ class ReadAhead:
 
     def _begin(self) -> bool:
         """Starts to read the next image; returns False if there is none."""
-        entry, wait = next(self._begun, (None, None))
+        entry, wait = next(self._started, (None, None))
         if entry is None or wait is None:
             return False
         self._waiting[entry.key] = entry.size_bytes, wait

@@ -1,10 +1,8 @@
-"""The index of a shard's contents, listed once.
+"""Caches the listing of a shard, so that only the first start reads every header of a tar shard, or
+every image of a parquet file for its size.
 
-Without it each start would read every header of a large set of tar shards, or every image of
-parquet files for its size.
-
-Indexes are kept in the user's cache directory, one file per shard, named by the shard's path. They
-are used only while the file system states the same size, time and identity of the shard; a lost or
+Indexes are in the user's cache directory, one file per shard, named by the shard's path. An index
+is valid while the file system reports the same size, time and identity of the shard; a lost or
 damaged index is built again.
 """
 
@@ -22,12 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from platformdirs import user_cache_path
 
-_VERSION: Final = "6"  # version of the rules by which members are listed
-_WORTH_KEEPING: Final = 1000  # images; a shard of fewer is listed in a fraction of a second
-_WORTH_KEEPING_BYTES: Final = 1 << 24  # bytes; the same holds for smaller shards
+_VERSION: Final = "6"  # version of the rules for listing members
+# Smaller shards are listed in a fraction of a second, and get no index.
+_MIN_INDEXED_IMAGES: Final = 1000
+_MIN_INDEXED_BYTES: Final = 1 << 24
 _STATE: Final = b"state"
 _ETAGS: Final = ("ETag", "etag")
-# The members of a tar shard: an image's bytes are `size_bytes` from `offset` on.
+# The members of a tar shard; an image's bytes are the `size_bytes` bytes from `offset`.
 MEMBERS: Final = pa.schema(
     [
         ("name", pa.string()),
@@ -42,8 +41,8 @@ MEMBERS: Final = pa.schema(
 class Listing:
     """The contents of a shard.
 
-    members: its images, with `size_bytes` and the columns of its kind of shard. damaged: it could
-    be read up to some point only.
+    members: its images, with `size_bytes` and further columns by the kind of shard. damaged:
+    whether only a first part of the shard could be read.
     """
 
     members: pa.Table
@@ -53,11 +52,10 @@ class Listing:
 def list_once(
     filesystem: Any, path: str, list_members: Callable[[], Listing], *, folder: Path | None = None
 ) -> Listing:
-    """Returns what `list_members` finds, from the index where there is one of the shard in its
-    present state.
+    """Returns the result of `list_members`, or the index if the shard has not changed since.
 
-    Damaged and small shards, and those on file systems that do not report changes, are listed every
-    time.
+    Damaged shards, small shards, and shards on file systems that do not report changes are listed
+    every time.
     """
     state = file_state(filesystem, path)
     if state is None:
@@ -68,14 +66,14 @@ def list_once(
     if (members := _read(index, state)) is not None:
         return Listing(members, damaged=False)
     listing = list_members()
-    if not listing.damaged and _is_worth_keeping(listing.members):
+    if not listing.damaged and _is_worth_indexing(listing.members):
         _write(index, state, listing.members)
     return listing
 
 
 def file_state(filesystem: Any, path: str) -> bytes | None:
-    """Returns a value that differs after every change of the file; None where its file system
-    reports none.
+    """Returns a value that differs after every change of the file; None if its file system does not
+    report changes.
     """
     try:
         info = filesystem.info(path)
@@ -84,7 +82,8 @@ def file_state(filesystem: Any, path: str) -> bytes | None:
     etag = next((info[name] for name in _ETAGS if info.get(name)), None)
     if etag is None and "mtime" not in info:
         return None
-    # A store describes a file in other words where it lists the folder.
+    # With an ETag, only size and ETag: a store's other fields depend on whether it describes one
+    # file or lists a folder.
     facts = info if etag is None else {"size": info["size"], "etag": str(etag).strip('"')}
     return (
         hashlib.sha256(f"{_VERSION} {sorted(facts.items())}".encode(errors="replace"))
@@ -103,15 +102,15 @@ def _read(index: Path, state: bytes) -> pa.Table | None:
     return table.replace_schema_metadata(None)
 
 
-def _is_worth_keeping(members: pa.Table) -> bool:
+def _is_worth_indexing(members: pa.Table) -> bool:
     return (
-        len(members) >= _WORTH_KEEPING
-        or (pc.sum(members["size_bytes"]).as_py() or 0) >= _WORTH_KEEPING_BYTES
+        len(members) >= _MIN_INDEXED_IMAGES
+        or (pc.sum(members["size_bytes"]).as_py() or 0) >= _MIN_INDEXED_BYTES
     )
 
 
 def _write(index: Path, state: bytes, members: pa.Table) -> None:
-    with suppress(OSError):  # without space or permission the next start lists again
+    with suppress(OSError):  # without space or permission, the next start lists the shard again
         index.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=index.parent)
         try:

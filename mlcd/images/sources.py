@@ -1,10 +1,9 @@
-"""The opening of a source: a folder or some of its files, tar shards, a parquet column or a zip,
-each as numbered (key, bytes).
+"""Opens a source of images: a folder or some of its files, tar shards, a parquet column or a zip.
 
-Entries are in a stable order and are read one by one in any order, so that work can start anywhere.
-Keys name a sample for ever: the path inside a folder or zip, `shard/key` in a tar, `file/row` (or
-the `key` column) in parquet. Class names are what the source itself states: the sub-folder, the
-`.cls` member, the `label` column.
+Entries are in a stable order and can be read in any order, so that work can resume anywhere. Keys
+name a sample permanently: the path inside a folder or zip, `shard/key` in a tar, `file/row` (or the
+`key` column) in parquet. Class names come from the source: the sub-folder, the `.cls` member, the
+`label` column.
 """
 
 import posixpath
@@ -27,7 +26,7 @@ from mlcd.images.lists import (
     files_below,
     files_of_a_store,
     is_web,
-    lines_of,
+    read_lines,
 )
 from mlcd.images.names import is_candidate, printable
 from mlcd.images.parquet import ParquetSource
@@ -67,17 +66,17 @@ _IMAGE_SUFFIXES: Final = frozenset(
 
 
 def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
-    """Opens the source at a folder, file, glob of these, list of files, or an fsspec URL.
+    """Opens the source at a folder, file, glob, list of files, or fsspec URL.
 
-    A folder with tar shards or parquet files but without images, at any depth, is read as these. A
-    dataset that Hugging Face's `save_to_disk` wrote is read as such. A list is a .txt file with the
-    name of a file in each line, relative to the list's folder and not outside of it.
+    A folder with tar shards or parquet files is read as shards or tables if it has no images, at
+    any depth. A folder of Hugging Face's `save_to_disk` is read as a dataset. A list is a .txt file
+    with one file name per line, relative to the list's folder and inside it.
 
-    urls: how lists and columns of URLs are followed; None where they are not. Raises NotFound,
+    urls: options for fetching lists and columns of URLs; None refuses them. Raises NotFound and
     InvalidInput.
     """
     if not location:
-        raise NotFound("no images are named", remedy=_FORMS)
+        raise NotFound("the location of the images is empty", remedy=_FORMS)
     check_no_credentials(location)
     try:
         source = _open(location, urls)
@@ -88,19 +87,20 @@ def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
             f"{location} needs a package that is not installed",
             remedy=install_command_for_url(location),
         ) from error
-    except Exception as error:  # each file system behind a URL has its own errors
+    except Exception as error:  # each file system of fsspec has its own errors
         if is_url(location) and not isinstance(error, ValueError):
             raise translate_error(location, error) from error
         refuse_fault(location, error)
         raise InvalidInput(
-            f"{location} is not a place that can be read ({type(error).__name__})",
-            remedy="give a path or a known URL, and the rights that it asks for",
+            f"{location} cannot be read as a path or URL ({type(error).__name__})",
+            remedy="give a path or a supported URL, and the credentials that it needs",
         ) from error
     if urls is None or urls.column is None:
         return source
     if not isinstance(source, ColumnsSource):
         raise InvalidInput(
-            f"--url-column is for parquet and saved datasets, got {location}", remedy="leave it out"
+            f"--url-column is for parquet and saved datasets, got {location}",
+            remedy="omit --url-column",
         )
     source.read_urls(urls.column)
     return _fetch_urls(source, urls)
@@ -122,23 +122,24 @@ def _open(location: str, urls: UrlOptions | None) -> Source:
     if filesystem.isdir(path):
         return _open_folder(location, filesystem, path)
     if not filesystem.isfile(path):
-        remedy = "see whether the bucket and the name are right" if is_url(location) else _FORMS
+        remedy = "check the bucket and the name" if is_url(location) else _FORMS
         raise NotFound(f"no images at {location}", remedy=remedy)
     folder = posixpath.dirname(path)
     if _suffix(path) == _LIST:
         return _open_list(location, filesystem, path, urls)
     if _suffix(path) not in _IMAGE_SUFFIXES and _suffix(path) not in _ARCHIVES:
         raise InvalidInput(
-            f"{location} is not an image, .tar, .parquet, .zip or a list of files", remedy=_FORMS
+            f"the input must be an image, .tar, .parquet, .zip or a list of files, got {location}",
+            remedy=_FORMS,
         )
     return _open_files(location, filesystem, folder, [describe_file(filesystem, path)])
 
 
 def _open_folder(location: str, filesystem: Any, path: str) -> Source:
-    if (saved := find_saved(location, filesystem, path)) is not None:
-        return saved
+    if (saved_dataset := find_saved(location, filesystem, path)) is not None:
+        return saved_dataset
     shards = sorted(name for name in filesystem.ls(path, detail=False) if name.endswith(".tar"))
-    tables = [] if shards else _tables(filesystem, path)
+    tables = [] if shards else _list_tables(filesystem, path)
     if (shards or tables) and not any(
         _suffix(name) in _IMAGE_SUFFIXES for name in filesystem.find(path)
     ):
@@ -148,24 +149,24 @@ def _open_folder(location: str, filesystem: Any, path: str) -> Source:
     return FolderSource(location, filesystem, path)
 
 
-def _tables(filesystem: Any, path: str) -> list[str]:
-    """Returns the parquet files in a folder, or in its only sub-folder, as the hub's repositories
-    have them.
+def _list_tables(filesystem: Any, path: str) -> list[str]:
+    """Returns the parquet files in a folder, or in its only sub-folder, as in repositories of the
+    hub.
     """
-    inside = filesystem.ls(path, detail=True)
-    folders = [info["name"] for info in inside if info["type"] == "directory"]
-    shown = [name for name in folders if not posixpath.basename(name).startswith(".")]
-    names = [info["name"] for info in inside]
-    if len(shown) == 1 and not any(_suffix(name) == ".parquet" for name in names):
+    infos = filesystem.ls(path, detail=True)
+    folders = [info["name"] for info in infos if info["type"] == "directory"]
+    visible = [name for name in folders if not posixpath.basename(name).startswith(".")]
+    names = [info["name"] for info in infos]
+    if len(visible) == 1 and not any(_suffix(name) == ".parquet" for name in names):
         try:
-            names = filesystem.ls(shown[0], detail=False)
+            names = filesystem.ls(visible[0], detail=False)
         except OSError as error:
-            raise unavailable(shown[0], error) from error
+            raise unavailable(visible[0], error) from error
     return sorted(name for name in names if _suffix(name) == ".parquet")
 
 
 def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> Source:
-    """Opens a source of these files: all archives of one kind, or all image files below `root`."""
+    """Opens a source of the files: archives of one kind, or image files below `root`."""
     if not files:
         raise NotFound(f"no images at {location}", remedy=_FORMS)
     files.sort(key=lambda info: str(info["name"]))
@@ -175,30 +176,31 @@ def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str,
         if folder is not None:
             raise InvalidInput(
                 f"{location} names a folder, {printable(folder)}",
-                remedy="give one folder, or name files only, as FOLDER/*.jpg or FOLDER/**/*.jpg",
+                remedy="give one folder, or only files, as FOLDER/*.jpg or FOLDER/**/*.jpg",
             )
         if not any(is_candidate(PurePosixPath(info["name"]).relative_to(root)) for info in files):
-            raise InvalidInput(f"no file of {location} is an image", remedy=_FORMS)
+            raise InvalidInput(f"{location} must name images, found none", remedy=_FORMS)
         return NamedFilesSource(location, filesystem, root, files)
     if len(suffixes) > 1:
         raise InvalidInput(
-            f"{location} names files of several kinds", remedy=f"{_FORMS} (one kind at a time)"
+            f"{location} must name files of one kind, got {', '.join(sorted(suffixes))}",
+            remedy=_FORMS,
         )
     return _ARCHIVES[suffixes.pop()](location, filesystem, [info["name"] for info in files])
 
 
 def _open_list(location: str, filesystem: Any, path: str, urls: UrlOptions | None) -> Source:
-    lines = lines_of(filesystem, path)
+    lines = read_lines(filesystem, path)
     num_web, num_urls = sum(map(is_web, lines)), sum(map(is_url, lines))
     if num_urls not in (0, len(lines)) or num_web not in (0, num_urls):
         raise InvalidInput(
-            f"{location} names files of several kinds of places",
-            remedy="make a list for files here, one for those of a store, and one for the web's",
+            f"{location} must name only local files, only URLs of a store or only web URLs",
+            remedy="make a separate list for each",
         )
     if num_urls and urls is None:
         raise InvalidInput(
-            f"{location} names URLs, from which nothing is fetched here",
-            remedy="`mlcd embed` and `mlcd label` fetch them; give what they made",
+            f"{location} names URLs, which this command does not fetch",
+            remedy="fetch them with `mlcd embed` or `mlcd label`, and give their output",
         )
     if num_web and urls is not None:
         return _fetch_urls(UrlListSource(location, filesystem, [path]), urls)
@@ -209,27 +211,27 @@ def _open_list(location: str, filesystem: Any, path: str, urls: UrlOptions | Non
 
 
 def _fetch_urls(links: Source, urls: UrlOptions) -> Source:
-    """Returns the source of the images at the URLs that `links` holds."""
+    """Returns the source of the images at the URLs in `links`."""
     try:
         from mlcd.images.url_source import UrlSource
     except ImportError as error:
         package = missing_package(error)
         raise InvalidInput(
-            f"{links.location} holds URLs, and the package {package} is not installed",
+            f"the URLs in {links.location} need the package {package}, which is not installed",
             remedy=install_command_for(package, likely="urls"),
         ) from error
     return UrlSource(links, urls)
 
 
 def _before_wildcard(pattern: str) -> str:
-    """Returns the folder before the first part with a wildcard, to which keys are relative."""
+    """Returns the folder before the first part with a wildcard; keys are relative to it."""
     parts = pattern.split("/")
-    first = next(
+    num_plain = next(
         index
         for index, part in enumerate(parts)
         if any(character in part for character in _WILDCARDS)
     )
-    return "/".join(parts[:first])
+    return "/".join(parts[:num_plain])
 
 
 def _suffix(path: str) -> str:

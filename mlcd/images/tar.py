@@ -1,4 +1,4 @@
-"""The source that reads tar shards."""
+"""Reads images from tar shards."""
 
 import tarfile
 from collections import Counter
@@ -40,9 +40,7 @@ _MAX_CLASS_BYTES: Final = 1 << 12
 
 
 class TarSource(FilesSource):
-    """The images of uncompressed tar shards in webdataset layout, read by offset
-    without unpacking.
-    """
+    """The images of uncompressed tar shards in webdataset's layout, read by offset."""
 
     def entry_tables(self) -> Iterator[pa.Table]:
         for path, shard in self._names_to_list():
@@ -50,7 +48,8 @@ class TarSource(FilesSource):
             if listing.damaged:
                 self.problems.append(
                     ListingProblem(
-                        shard, "the shard is damaged, cut short or compressed; read up to there"
+                        shard,
+                        "the shard is damaged, cut short or compressed; only its start was read",
                     )
                 )
             members = listing.members
@@ -91,7 +90,7 @@ class TarSource(FilesSource):
         names = [image.name for image in images]
         columns = [
             _keys(names),
-            _classes_of(names, classes),
+            _match_classes(names, classes),
             [image.offset for image in images],
             [image.size for image in images],
         ]
@@ -100,18 +99,21 @@ class TarSource(FilesSource):
     def captions(self) -> Iterator[tuple[str, str]]:
         shards = dict(self._names())
         for path, entries in groupby(self.entries, lambda entry: decode_path(entry.locator[0])):
-            names, sidecars = self._sidecars(path)
+            names, sidecars = self._read_sidecars(path)
             spellings = Spellings(sidecars)
-            name_of = dict(zip(_keys(names), names, strict=True))
+            names_by_key = dict(zip(_keys(names), names, strict=True))
             for entry in entries:
-                name = name_of.get(entry.key.removeprefix(f"{shards[path]}/"))
-                for text in () if name is None else self._captions(path, name, sidecars, spellings):
-                    yield entry.key, text
+                name = names_by_key.get(entry.key.removeprefix(f"{shards[path]}/"))
+                if name is not None:
+                    for text in self._find_captions(path, name, sidecars, spellings):
+                        yield entry.key, text
 
-    def _captions(
+    def _find_captions(
         self, path: str, name: PurePosixPath, sidecars: dict[str, bytes], spellings: Spellings
     ) -> list[str]:
-        """Returns the captions in the nearest file beside an image that has some."""
+        """Returns an image's captions from the first non-empty file beside it, longest stem
+        first.
+        """
         for stem in stems_of(name):
             for suffix in SIDECARS:
                 if (sidecar := spellings.find(stem + suffix)) is not None:
@@ -120,9 +122,9 @@ class TarSource(FilesSource):
                         return texts
         return []
 
-    def _sidecars(self, path: str) -> tuple[list[PurePosixPath], dict[str, bytes]]:
-        """Returns the names of a shard's images and the files that may hold their captions, as far
-        as it can be read.
+    def _read_sidecars(self, path: str) -> tuple[list[PurePosixPath], dict[str, bytes]]:
+        """Returns the names of a shard's images, and the contents of files that may contain their
+        captions; of a damaged shard those in its readable part.
         """
         names: list[PurePosixPath] = []
         sidecars: dict[str, bytes] = {}
@@ -149,17 +151,17 @@ class TarSource(FilesSource):
     def _follow_links(
         self, path: str, links: Iterable[TarMember], max_bytes: int
     ) -> Iterator[tuple[TarMember, bytes]]:
-        """Yields the files beside images that are hard links, with what they link to.
+        """Yields links and the contents of their targets.
 
-        Raises InvalidInput for a link that leads out of the shard.
+        Raises InvalidInput for a link whose target is not a file of the shard.
         """
-        data_at: dict[int, bytes] = {}  # many links lead to one file
+        data_at: dict[int, bytes] = {}  # by offset, because many links may have the same target
         for link in links:
             if not link.is_file:
                 raise InvalidInput(
                     f"{printable(path)}: {printable(str(link.name))} must be a plain file, or a "
                     "link to a file of the shard",
-                    remedy="write the files themselves: tar --dereference --hard-dereference",
+                    remedy="store files instead of links: tar --dereference --hard-dereference",
                 )
             if link.offset not in data_at:
                 end = link.offset + min(link.size, max_bytes)
@@ -182,7 +184,7 @@ class TarSource(FilesSource):
         if offset == NOWHERE:
             raise ImageRejected(
                 "unreadable",
-                "a link to no file, a device, a sparse file or a name out of the archive",
+                "a link without a file, a device, a sparse file or a name outside the archive",
             )
         data = self._read_span(path, offset, offset + entry.size_bytes)
         if len(data) != entry.size_bytes:
@@ -192,8 +194,7 @@ class TarSource(FilesSource):
     def _read_span(self, path: bytes, start: int, end: int) -> bytes:
         """Reads a part of a shard.
 
-        Raises MlcdError naming the shard where a store does not give it: the images are not at
-        fault.
+        Raises MlcdError naming the shard if its store fails, so that the image is not blamed.
         """
         name = decode_path(path)
         try:
@@ -205,8 +206,8 @@ class TarSource(FilesSource):
 
 
 def _keys(names: Sequence[PurePosixPath]) -> list[str]:
-    """Returns the key of each image within its shard: webdataset's, or the whole name of one of
-    several images that share it.
+    """Returns the key of each image within its shard: webdataset's key, or the full name if several
+    images share that key.
     """
     samples = [sample_of(name) for name in names]
     num_images = Counter(samples)
@@ -216,24 +217,24 @@ def _keys(names: Sequence[PurePosixPath]) -> list[str]:
     ]
 
 
-def _classes_of(names: Sequence[PurePosixPath], classes: Mapping[str, str]) -> list[str | None]:
+def _match_classes(names: Sequence[PurePosixPath], classes: Mapping[str, str]) -> list[str | None]:
     """Returns the class of each image.
 
-    classes: by the name of the .cls file, without the suffix. One of a longer name, as
-    `a.coarse.cls`, is that of webdataset's sample `a` where it is the only one, and no image
-    `a.coarse.png` has it.
+    classes: classes by the name of the .cls file without its suffix. A longer name, such as
+    `a.coarse.cls`, applies to webdataset's sample `a` if it is the only longer name and there is no
+    image `a.coarse.png`.
     """
-    own = {stem_of(name) for name in names}
-    of_sample: dict[str, list[str]] = {}
-    for stem in classes.keys() - own:
-        of_sample.setdefault(sample_of(PurePosixPath(stem)), []).append(stem)
+    image_stems = {stem_of(name) for name in names}
+    longer_stems: dict[str, list[str]] = {}
+    for stem in classes.keys() - image_stems:
+        longer_stems.setdefault(sample_of(PurePosixPath(stem)), []).append(stem)
     spellings = Spellings(classes)
 
-    def class_of(name: PurePosixPath) -> str | None:
+    def find_class(name: PurePosixPath) -> str | None:
         for stem in stems_of(name):
             if (spelled := spellings.find(stem)) is not None:
                 return classes[spelled]
-        longer = of_sample.get(stem_of(name), ())
+        longer = longer_stems.get(stem_of(name), ())
         return classes[longer[0]] if len(longer) == 1 else None
 
-    return [class_of(name) for name in names]
+    return [find_class(name) for name in names]

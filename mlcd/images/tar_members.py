@@ -1,4 +1,4 @@
-"""The members of a tar file, with the place of each one's bytes; hard links are followed."""
+"""Lists the members of a tar file with the offsets of their bytes, and resolves hard links."""
 
 import tarfile
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ _TAR_BLOCK: Final = 512
 
 @dataclass
 class TarMember:
-    """A file, or what is to be one.
+    """A member other than a folder.
 
-    offset: of its `size` bytes; NOWHERE where it has none that can be read: a symbolic link, a
-    device, a sparse file, a name that leads out of the archive, or a link to such.
-    target: what a hard link is a name of.
+    offset: offset of its `size` bytes. NOWHERE without readable bytes: a symbolic link, a device, a
+    sparse file, a name outside the archive, or a link to any of these. target: target of a hard
+    link, None for other members.
     """
 
     name: PurePosixPath
@@ -33,7 +33,7 @@ class TarMember:
 class TarMembers:
     """One pass over an archive.
 
-    is_damaged: after the pass, whether it ended at something that is not the archive's end.
+    is_damaged: whether the pass stopped before the archive's end marker; valid after the pass.
     """
 
     def __init__(self, raw: IO[bytes]) -> None:
@@ -41,42 +41,43 @@ class TarMembers:
         self.is_damaged = False
 
     def __iter__(self) -> Iterator[TarMember]:
-        """Yields all members but folders, in order. Raises as tarfile does.
+        """Yields all members except folders, in order. Raises tarfile's errors.
 
-        A link to a later member is NOWHERE until the pass is over.
+        A link to a later member stays NOWHERE until the pass is over.
         """
-        place_of: dict[PurePosixPath, TarMember] = {}
-        waiting: list[TarMember] = []
+        files: dict[PurePosixPath, TarMember] = {}
+        unresolved: list[TarMember] = []
         with tarfile.open(fileobj=self._raw, mode="r:") as archive:
             for info in archive:
-                # tarfile would keep them all, a kilobyte each
+                # tarfile would keep all members in memory, a kilobyte each
                 archive.members.clear()  # type: ignore[attr-defined]
                 if info.isdir():
                     continue
-                member = _member(info)
-                if member.target is not None and not _follow(member, place_of):
-                    waiting.append(member)
+                member = _to_member(info)
+                if member.target is not None and not _resolve(member, files):
+                    unresolved.append(member)
                 if member.is_file:
-                    place_of[member.name] = member
+                    files[member.name] = member
                 yield member
-            # tarfile takes anything that is not a header for the end, but only zeros are.
+            # tarfile stops at anything that is not a header; the end marker is a block of zeros.
             self._raw.seek(archive.offset)
             self.is_damaged = self._raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
-        while resolved := [member for member in waiting if _follow(member, place_of)]:
-            place_of |= {member.name: member for member in resolved}
-            waiting = [member for member in waiting if not member.is_file]
+        while resolved := [member for member in unresolved if _resolve(member, files)]:
+            files |= {member.name: member for member in resolved}
+            unresolved = [member for member in unresolved if not member.is_file]
 
 
-def _member(info: tarfile.TarInfo) -> TarMember:
+def _to_member(info: tarfile.TarInfo) -> TarMember:
     name = PurePosixPath(info.name)
-    is_read = info.isreg() and not info.issparse() and ".." not in name.parts
+    is_readable = info.isreg() and not info.issparse() and ".." not in name.parts
+    offset, size = (info.offset_data, info.size) if is_readable else (NOWHERE, 0)
     target = PurePosixPath(info.linkname) if info.islnk() else None
-    return TarMember(name, *((info.offset_data, info.size) if is_read else (NOWHERE, 0)), target)
+    return TarMember(name, offset, size, target)
 
 
-def _follow(link: TarMember, place_of: dict[PurePosixPath, TarMember]) -> bool:
-    """Gives a link the place of its target, where that is known."""
-    target = None if link.target is None else place_of.get(link.target)
+def _resolve(link: TarMember, files: dict[PurePosixPath, TarMember]) -> bool:
+    """Copies offset and size of a link's target; returns False if the target is not in `files`."""
+    target = None if link.target is None else files.get(link.target)
     if target is None or ".." in link.name.parts:
         return False
     link.offset, link.size = target.offset, target.size

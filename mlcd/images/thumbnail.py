@@ -1,4 +1,4 @@
-"""Small pictures of images, in our own encoding: WebP without metadata, upright, over white."""
+"""Makes thumbnails: WebP without metadata, upright, transparent pixels over white."""
 
 import hashlib
 import io
@@ -12,7 +12,7 @@ from mlcd.images.decode import DEFAULT_LIMITS, DecodeLimits, decode_small
 
 DEFAULT_SIDE: Final = 160
 _QUALITY: Final = 70
-# the effort of the encoder: 2 takes half the time of the default, for 4 % more bytes
+# the encoder's effort: 2 takes half the time of the default, for 4 % more bytes
 _METHOD: Final = 2
 _VERSION_BYTES: Final = 8
 
@@ -25,7 +25,7 @@ class Thumbnail:
 
     @cached_property
     def version(self) -> str:
-        """Returns the name of the content, 16 hexadecimal digits."""
+        """Returns a hash of the content, 16 hexadecimal digits."""
         return hashlib.sha256(self.data).digest()[:_VERSION_BYTES].hex()
 
 
@@ -34,7 +34,7 @@ def thumbnail(
 ) -> Thumbnail:
     """Returns the image with a longest side of at most `side` pixels, its EXIF orientation applied.
 
-    A smaller image keeps its size. Raises ImageRejected where `decode` does.
+    A smaller image keeps its size. Raises ImageRejected for images that `decode` rejects.
     """
     picture = decode_small(data, longest=side, limits=limits)
     width, height = picture.full_size

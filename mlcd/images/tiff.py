@@ -1,6 +1,5 @@
-"""Corrections of how Pillow reads TIFF.
-
-Gray of more than 8 bits is read by its tags, and layouts that Pillow reads wrongly are refused.
+"""Corrects how Pillow reads TIFF: reads the range of gray of more than 8 bits from the tags, and
+refuses layouts that Pillow reads wrongly.
 """
 
 import contextlib
@@ -27,9 +26,8 @@ _BIG_TIFF: Final = 43  # its header has 16 bytes
 
 
 def check_layout(image: Image.Image) -> None:
-    """Raises ImageRejected for the layouts that Pillow accepts and reads wrongly.
-
-    These are signed big-endian integers that are compressed, and uncompressed planes of 16 bits.
+    """Raises ImageRejected for layouts that Pillow accepts but reads wrongly: compressed signed
+    big-endian integers, and uncompressed planes of 16 bits.
     """
     tags = cast("TiffImageFile", image).tag_v2
     uncompressed = tags.get(TiffImagePlugin.COMPRESSION, _UNCOMPRESSED) == _UNCOMPRESSED
@@ -45,9 +43,11 @@ def check_layout(image: Image.Image) -> None:
 
 
 def refuse_unknown_layout(tiff: bytes) -> None:
-    """Raises ImageRejected for a TIFF that Pillow does not know and whose tags can be read."""
+    """Raises ImageRejected with the layout of a TIFF that Pillow does not support; returns if its
+    tags cannot be read.
+    """
     rejection = None
-    with contextlib.suppress(Exception), warnings.catch_warnings():  # damage raises anything
+    with contextlib.suppress(Exception), warnings.catch_warnings():  # damage may raise any error
         warnings.simplefilter("error")
         file = BoundedFile(tiff)
         header = file.read(8)
@@ -61,7 +61,7 @@ def refuse_unknown_layout(tiff: bytes) -> None:
 
 
 def gray_range(image: Image.Image) -> tuple[int, bool]:
-    """Returns the greatest value that integers of the file can have, and whether it is black."""
+    """Returns the largest possible value of the file's integers, and whether it means black."""
     tags = cast("TiffImageFile", image).tag_v2
     inverted = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO
     return 2 ** min(_num_bits(tags), _TWO_BYTES) - 1, inverted
@@ -74,7 +74,6 @@ def _num_bits(tags: ImageFileDirectory_v2) -> int:
 def _layout_rejection(tags: ImageFileDirectory_v2) -> ImageRejected:
     return ImageRejected(
         "unsupported-format",
-        f"a TIFF of {_num_bits(tags)} bits, photometric interpretation"
-        f" {int(tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, 0))}, of a layout that is not"
-        " supported",
+        f"unsupported layout: a TIFF of {_num_bits(tags)} bits, photometric interpretation"
+        f" {int(tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION, 0))}",
     )

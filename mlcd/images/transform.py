@@ -1,5 +1,5 @@
-"""The transform of an RGB picture to the uint8 square that an encoder takes; training, export and
-service share it.
+"""Transforms an RGB image to the uint8 square that an encoder takes, for training, export and
+service.
 """
 
 import hashlib
@@ -29,21 +29,21 @@ DecodeMode = Literal["exact", "fast"]
 Resize = Literal["shortest", "square"]
 Interpolation = Literal["bicubic", "bilinear"]
 
-# openai/CLIP's statistics of its training images, used by every MLCD checkpoint (method.md 9.1).
+# openai/CLIP's statistics of its training images; every MLCD checkpoint uses them (method.md 9.1).
 CLIP_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD: Final = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
 class PreprocessSpec:
-    """The way pixels are prepared, which is part of a model's fingerprint.
+    """The preprocessing of images, which is part of a model's fingerprint.
 
-    The shortest side becomes `resize_shortest` pixels (PIL's interpolation with antialias), then
-    the central `crop` x `crop` square is taken. With `resize` square, as SigLIP does, both sides
-    become `crop` pixels and nothing is cut. mean and std, of pixels divided by 255, are applied
-    inside the model. With `decode` fast, the start may be a JPEG's scaled picture with at least
-    twice `resize_shortest` on its shortest side. Its pixels differ, hence the fingerprint does; the
-    same images are accepted.
+    The shortest side is resized to `resize_shortest` pixels (PIL's interpolation with antialias),
+    then the central `crop` x `crop` square is cropped. With `resize` square, as in SigLIP, both
+    sides are resized to `crop` pixels, without cropping. The model itself applies mean and std, to
+    pixels divided by 255. With `decode` fast, a JPEG may be decoded at a smaller scale, at least
+    twice `resize_shortest` on its shortest side. The pixels then differ, and so does the
+    fingerprint; the same images are accepted.
     """
 
     resize_shortest: int
@@ -59,27 +59,29 @@ class PreprocessSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.crop <= self.resize_shortest:
             raise ConfigInvalid(
-                f"the crop of {self.crop} must be in 1..{self.resize_shortest} (resize_shortest)"
+                f"crop must be in 1..{self.resize_shortest} (resize_shortest), got {self.crop}"
             )
         if self.resize not in ("shortest", "square"):
             raise ConfigInvalid(f"resize must be shortest or square, got {self.resize}")
         if self.resize == "square" and self.crop != self.resize_shortest:
             raise ConfigInvalid(
-                f"with resize square nothing is cut: crop {self.crop} must be resize_shortest"
+                f"resize square needs crop equal to resize_shortest, got crop {self.crop} and"
+                f" resize_shortest {self.resize_shortest}"
             )
         if self.interpolation not in _RESAMPLING or self.exif not in ("apply", "ignore"):
             raise ConfigInvalid(
-                "interpolation must be bicubic or bilinear, and exif apply or ignore"
+                "interpolation must be bicubic or bilinear, and exif apply or ignore, got"
+                f" {self.interpolation} and {self.exif}"
             )
         if self.decode not in ("exact", "fast"):
             raise ConfigInvalid(f"decode must be exact or fast, got {self.decode}")
         if min(self.std) <= 0:
-            raise ConfigInvalid("std must be positive")
+            raise ConfigInvalid(f"std must be positive, got {self.std}")
 
     def to_json(self) -> str:
         """Returns canonical JSON: equal specs give equal bytes."""
         fields = asdict(self)
-        # models exported before these fields existed keep their fingerprints
+        # fields are left out at their defaults, so that older models keep their fingerprints
         if self.decode == "exact":
             del fields["decode"]
         if self.resize == "shortest":
@@ -87,7 +89,9 @@ class PreprocessSpec:
         return json.dumps(fields, indent=2, sort_keys=True) + "\n"
 
     def fingerprint(self, content: str) -> Fingerprint:
-        """Returns the identity of a model prepared like this; `content` identifies its weights."""
+        """Returns the fingerprint of a model with this preprocessing; `content` identifies its
+        weights.
+        """
         return hashlib.sha256(f"{content}\0{self.to_json()}".encode()).hexdigest()
 
     @classmethod
@@ -127,8 +131,8 @@ class PreprocessSpec:
             raise ConfigInvalid(f"{path} cannot be read as preprocessing") from error
 
     def apply(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Transforms an RGB picture to uint8 [3, crop, crop], equal to transformers' CLIP or
-        SigLIP image processor before normalization.
+        """Transforms an RGB image to uint8 [3, crop, crop], equal to transformers' CLIP or SigLIP
+        image processor before normalization.
         """
         return self._square(Scaled(image, (0, 0, *image.size), image.size))
 
@@ -137,7 +141,7 @@ class PreprocessSpec:
     ) -> NDArray[np.uint8]:
         """Transforms encoded image bytes to uint8 [3, crop, crop]; raises ImageRejected.
 
-        Raises ConfigInvalid where `decode` is fast and its decoder is not installed.
+        Raises ConfigInvalid if `decode` is fast and its decoder is not installed.
         """
         if self.decode == "exact":
             return self.apply(decode(data, exif=self.exif, limits=limits))
@@ -149,17 +153,17 @@ class PreprocessSpec:
         if self.resize == "square":
             side = (self.crop, self.crop)
             return _channels_first(picture.image.resize(side, resample, box=picture.region))
-        # the same square of the scene, whatever the scale of the picture
+        # computed from the full size, so that a scaled picture gets the same crop
         width, height = picture.full_size
-        scale_to = self.resize_shortest
+        shortest = self.resize_shortest
         if width <= height:
-            size = (scale_to, max(scale_to, int(scale_to * height / width)))
+            size = (shortest, max(shortest, int(shortest * height / width)))
         else:
-            size = (max(scale_to, int(scale_to * width / height)), scale_to)
+            size = (max(shortest, int(shortest * width / height)), shortest)
         x, y = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
         box = (x, y, x + self.crop, y + self.crop)
-        # for a strip of 1 x 65535, only what the crop keeps is resized
-        if max(size) > _MAX_ASPECT * scale_to:
+        # a long strip (as 1 x 65535) would be huge: only the pixels of the crop are computed
+        if max(size) > _MAX_ASPECT * shortest:
             return _channels_first(_resize_part(picture, size, box, resample))
         return _channels_first(picture.image.resize(size, resample, box=picture.region).crop(box))
 
@@ -168,11 +172,13 @@ _RESAMPLING: Final = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
 }
-# less lowers the cosine to the exact embedding, more takes time (docs/reference/decoding.md)
+# A smaller factor lowers the cosine to the exact embedding, a larger one costs time
+# (docs/reference/decoding.md).
 _FAST_MARGIN: Final = 2
 _MAX_ASPECT: Final = 64
-# source pixels on each side, times the scale where the picture shrinks; bilinear reaches 1
-_REACH: Final = 2
+# The support of the bicubic filter: source pixels on each side, times the factor of shrinking
+# (bilinear: 1).
+_SUPPORT: Final = 2
 
 
 def _resize_part(
@@ -181,8 +187,8 @@ def _resize_part(
     box: tuple[int, int, int, int],
     resample: Image.Resampling,
 ) -> Image.Image:
-    """Returns the pixels inside `box` of the picture resized to `size`, made from the source pixels
-    that they depend on.
+    """Returns the pixels inside `box` of the picture resized to `size`, computed only from the
+    source pixels that they depend on.
     """
     image, (x0, y0, x1, y1) = picture.image, picture.region
     scale_x, scale_y = (x1 - x0) / size[0], (y1 - y0) / size[1]
@@ -192,9 +198,9 @@ def _resize_part(
         x0 + box[2] * scale_x,
         y0 + box[3] * scale_y,
     )
-    margin_x, margin_y = (math.ceil(_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y))
-    # Pillow holds a box in float32, which is too coarse far inside a long strip; a cut first keeps
-    # the numbers small.
+    margin_x, margin_y = (math.ceil(_SUPPORT * max(scale, 1)) + 1 for scale in (scale_x, scale_y))
+    # Pillow stores a box in float32, which is too coarse far inside a long strip; cropping first
+    # keeps the coordinates small.
     cut = (
         max(0, math.floor(source[0]) - margin_x),
         max(0, math.floor(source[1]) - margin_y),
@@ -204,7 +210,7 @@ def _resize_part(
     part = image.crop(cut)
     across = (source[0] - cut[0], source[2] - cut[0])
     down = (source[1] - cut[1], source[3] - cut[1])
-    # the order in which Pillow filters the whole picture
+    # in the order in which Pillow would filter the whole picture
     if size[1] < image.height > image.width:
         tall = _resize_down(part, down, box[3] - box[1], resample)
         return _resize_across(tall, across, box[2] - box[0], resample)

@@ -1,4 +1,4 @@
-"""The source of images at URLs, which a table's column or a list names."""
+"""Reads images at the URLs in a table's column or a list."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from mlcd.images.source import Source
 
 
 class UrlSource(Source):
-    """The images at the URLs that another source holds in place of images."""
+    """The images at the URLs in another source, `links`, which has URLs in place of images."""
 
     def __init__(self, links: Source, options: UrlOptions) -> None:
         super().__init__(links.location)
@@ -24,7 +24,7 @@ class UrlSource(Source):
         self.paths, self.problems = links.paths, links.problems
 
     def listing_digest(self) -> str:
-        """Returns SHA-256 over keys and URLs: the images themselves are not asked for."""
+        """Returns the SHA-256 of keys and URLs, without requesting the images."""
         sha256 = hashlib.sha256()
         for entry in self.entries:
             sha256.update(f"{entry.key}\0".encode() + self._links.read(entry) + b"\0")
@@ -49,11 +49,11 @@ class UrlSource(Source):
     @contextmanager
     def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
         with Downloads(self._policy) as downloads:
-            begun = ((entry, downloads.begin(self._url(entry))) for entry in entries)
-            yield ReadAhead(begun, downloads.is_full)
+            started = ((entry, downloads.begin(self._url(entry))) for entry in entries)
+            yield ReadAhead(started, downloads.is_full)
 
     def _url(self, entry: Entry) -> str:
-        """Returns the URL; text that is none, such as that of an empty cell, is refused later."""
+        """Returns the URL, not validated; an empty text for a cell that cannot be read."""
         try:
             return self._links.read(entry).decode()
         except (ImageRejected, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The source that reads zip files."""
+"""Reads images from zip files."""
 
 import posixpath
 import threading
@@ -38,19 +38,17 @@ class ZipSource(FilesSource):
                 ValueError,
                 NotImplementedError,
                 zipfile.BadZipFile,
-            ) as error:  # ValueError: a bad encoding
+            ) as error:  # ValueError: a name with a wrong encoding
                 refuse_fault(path, error)
                 self.problems.append(ListingProblem(name, "the zip file is damaged or cut short"))
                 continue
             images = [member for member in members if is_candidate(PurePosixPath(member.filename))]
             images.sort(key=lambda member: member.filename)
-            relative = [PurePosixPath(member.filename) for member in images]
+            inner_paths = [PurePosixPath(member.filename) for member in images]
             yield pa.table(
                 {
-                    "key": [prefix + printable(path_inside.as_posix()) for path_inside in relative],
-                    "class_name": pa.array(
-                        [class_of_path(path_inside) for path_inside in relative], pa.string()
-                    ),
+                    "key": [prefix + printable(inner.as_posix()) for inner in inner_paths],
+                    "class_name": pa.array(map(class_of_path, inner_paths), pa.string()),
                     "size_bytes": [member.file_size for member in images],
                     "path": constant(encode_path(path), len(images)),
                     "member": pa.array([member.filename for member in images], pa.large_string()),
@@ -63,7 +61,7 @@ class ZipSource(FilesSource):
                 names = Spellings(archive.namelist())
                 for entry in entries:
                     stem = posixpath.splitext(entry.locator[1])[0]
-                    for text in next(filter(None, _captions(archive, names, stem, path)), []):
+                    for text in next(filter(None, _read_captions(archive, names, stem, path)), []):
                         yield entry.key, text
 
     def _read(self, entry: Entry) -> bytes:
@@ -73,23 +71,23 @@ class ZipSource(FilesSource):
                 if path not in self._archives:
                     self._archives[path] = zipfile.ZipFile(self._filesystem.open(path, "rb"))
                 return self._archives[path].read(name)
-        # zlib, lzma, encryption and unknown methods each have their own errors
+        # zlib, lzma, encryption and unknown methods each raise their own errors
         except Exception as error:
             raise ImageRejected("unreadable", "the member cannot be unpacked") from error
 
 
-def _captions(
+def _read_captions(
     archive: zipfile.ZipFile, names: Spellings, stem: str, path: str
 ) -> Iterator[list[str]]:
-    """Yields the captions in each file beside an image."""
+    """Yields the captions of each file beside an image."""
     for suffix in SIDECARS:
         if (name := names.find(stem + suffix)) is not None:
             item = f"{printable(path)}: {printable(stem)}"
             try:
                 with archive.open(name) as file:
                     data = file.read(MAX_BYTES + 1)
-            except Exception as error:  # as in reading an image
+            except Exception as error:  # any error of any method, as for an image
                 raise InvalidInput(
-                    f"{item}{suffix} cannot be unpacked", remedy="mend the zip file, or unpack it"
+                    f"{item}{suffix} cannot be unpacked", remedy="repair the zip file, or unpack it"
                 ) from error
             yield captions_beside(suffix, data, item)

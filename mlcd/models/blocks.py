@@ -14,7 +14,7 @@ from mlcd.errors import ConfigInvalid
 from mlcd.models.rope import rotate
 
 Activation = Literal["quick_gelu", "gelu", "gelu_pytorch_tanh"]
-_QUICK_GELU: Final = 1.702  # of x sigmoid(1.702 x), as in OpenAI's CLIP weights
+_QUICK_GELU: Final = 1.702  # the factor in x sigmoid(1.702 x), as in OpenAI's CLIP weights
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
 
 Rotation = tuple[Tensor, Tensor]
@@ -36,11 +36,11 @@ class BlockSizes(Protocol):
 
 
 def check_block_sizes(sizes: BlockSizes) -> None:
-    """Raises ConfigInvalid for sizes of which no block can be built."""
+    """Raises ConfigInvalid for sizes that no block can have."""
     if min(sizes.width, sizes.heads, sizes.mlp_width) < 1:
         raise ConfigInvalid(f"a tower's sizes must be positive: {sizes}")
     if sizes.width % sizes.heads:
-        raise ConfigInvalid(f"width {sizes.width} is not a multiple of heads {sizes.heads}")
+        raise ConfigInvalid(f"width must be a multiple of heads {sizes.heads}, got {sizes.width}")
     if sizes.activation not in ACTIVATIONS:
         raise ConfigInvalid(
             f"unknown activation {sizes.activation}", remedy=f"use {', '.join(ACTIVATIONS)}"
@@ -58,8 +58,8 @@ def initialize(
     """Draws a tower's weights as CLIP does (openai/CLIP model.py); norms become the identity and
     biases zero.
 
-    sizes, depth: of the blocks. own: the standard deviation of further parameters, by the end of
-    their names.
+    sizes, depth: sizes and number of the blocks. own: standard deviation of further parameters, by
+    the suffix of their names.
     """
     width = sizes.width
     deviations = {
@@ -82,7 +82,7 @@ def initialize(
 
 
 class Attention(nn.Module):
-    """Multi-head attention; `causal` lets a token see itself and those before it."""
+    """Multi-head attention; `causal` lets a token see only itself and the tokens before it."""
 
     def __init__(self, sizes: BlockSizes, *, causal: bool = False) -> None:
         super().__init__()
@@ -94,9 +94,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTW: Tensor, rotation: Rotation | None = None, *, num_queries: int | None = None
     ) -> Tensor:
-        """Attends from the first `num_queries` tokens only, [B, num_queries, W]; from all where it
-        is None.
-        """
+        """Attends from the first `num_queries` tokens, all if None; returns [B, num_queries, W]."""
         if num_queries is None:
             query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
         else:
@@ -142,9 +140,9 @@ class MLP(nn.Module):
 
     @torch.no_grad()
     def fold_quick_gelu(self) -> None:
-        """Makes the activation a single silu, for inference; other activations stay.
+        """Replaces quick_gelu by a silu, for inference; other activations stay.
 
-        x sigmoid(a x) is silu(a x) / a, and both factors go into the weights.
+        x sigmoid(a x) equals silu(a x) / a; the weights absorb the factors a and 1 / a.
         """
         if self.activation != "quick_gelu" or self._is_folded:
             return
@@ -178,17 +176,17 @@ class TransformerBlock(nn.Module):
         *,
         num_queries: int | None = None,
     ) -> Tensor:
-        """Applies the block; num_queries is that of `Attention.forward`.
+        """Applies the block; num_queries: see `Attention.forward`.
 
-        branch_scale_2B: a factor for each sample's attention and for its MLP, with which training
-        drops some of them.
+        branch_scale_2B: factors of each sample's attention and MLP output; training drops a branch
+        by the factor 0.
         """
         attended = self.attn(self.norm1(x_BTW), rotation, num_queries=num_queries)
         if branch_scale_2B is None:
             x_BTW = x_BTW[:, :num_queries] + attended
             output: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
             return output
-        of_attention, of_mlp = branch_scale_2B.to(attended.dtype)[:, :, None, None]
-        x_BTW = x_BTW[:, :num_queries] + of_attention * attended
-        scaled: Tensor = x_BTW + of_mlp * self.mlp(self.norm2(x_BTW))
+        attention_scale, mlp_scale = branch_scale_2B.to(attended.dtype)[:, :, None, None]
+        x_BTW = x_BTW[:, :num_queries] + attention_scale * attended
+        scaled: Tensor = x_BTW + mlp_scale * self.mlp(self.norm2(x_BTW))
         return scaled

@@ -1,4 +1,4 @@
-"""The translation of weights: those of other projects to our names, and ours to theirs.
+"""Translates weights from other projects' names of tensors to ours, and back.
 
 Four layouts of one tower (the key map is in the reference documentation):
 
@@ -8,8 +8,8 @@ Four layouts of one tower (the key map is in the reference documentation):
     native      unicom's MLCD bigG: open_clip's names, but attn.in_proj.weight and class_pos_emb
     ours        the names of `mlcd.models.vit`
 
-A state dict states neither heads nor activation nor preprocessing: these come from a config, never
-from a guess.
+A state dict has neither the number of heads nor the activation nor the preprocessing: these come
+from a config and are never guessed.
 """
 
 import math
@@ -23,19 +23,19 @@ from mlcd.errors import ArtifactInvalid
 from mlcd.models.key_map import Layout, State, rename_state, split_qkv, to_theirs
 
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
-_NOT_THE_TOWER: Final = (
+_OUTSIDE_THE_TOWER: Final = (
     # a full CLIP in Hugging Face's layout
     "text_model.", "text_projection", "logit_scale", "logit_bias",
-    # a buffer that old files hold
+    # a buffer in old files
     "vision_model.embeddings.position_ids", "embeddings.position_ids",
 )  # fmt: skip
 
 
 def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]:
-    """Returns the layout of a file's tensors, and the vision tower among them in our names.
+    """Returns the layout of a file's tensors, and its vision tower in our names.
 
-    Tensors of a text tower are left out; any other without an equivalent raises ArtifactInvalid
-    naming it and `source`.
+    Tensors of a text tower are left out; any other tensor without an equivalent raises
+    ArtifactInvalid, which names the tensor and `source`.
     """
     tower = _vision_tower(strip_wrappers(state))
     layout = _layout(tower, source)
@@ -45,7 +45,7 @@ def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]
     if layout != "hf" and "proj.weight" in ours:
         ours["proj.weight"] = ours["proj.weight"].T.contiguous()  # theirs is x @ proj
     if "rope.cls_angle" in ours:
-        ours.pop("pos", None)  # a table that rotary towers carry and do not use
+        ours.pop("pos", None)  # rotary towers have this table and do not use it
     if "head.probe" in ours:
         ours["head.probe"] = ours["head.probe"].reshape(-1)  # theirs is [1, 1, W]
     if layout == "hf":
@@ -54,8 +54,8 @@ def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]
 
 
 def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
-    """Returns our tensors in another layout's names; hf has the prefix that transformers 4 and 5
-    both read.
+    """Returns our tensors in another layout's names; for hf with `vision_model.`, the prefix that
+    transformers 4 and 5 both read.
     """
     if layout == "ours":
         return dict(state)
@@ -77,23 +77,21 @@ def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
 
 
 def strip_wrappers(state: Mapping[str, Tensor]) -> State:
-    """Returns the tensors without the prefixes that DDP and torch.compile put before a name."""
+    """Returns the tensors without the prefixes that DDP and torch.compile add to a name."""
     return {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
 
 
 def name_in(layout: Layout, name: str) -> str:
-    """Returns the name of our tensor in a file of this layout, without the prefix of a
-    full model.
-    """
+    """Returns the name of our tensor in this layout, without the prefix of a full model."""
     if layout == "ours":
         return name
     return to_theirs("vision", layout)(name) or name
 
 
 def _vision_tower(state: State) -> State:
-    """Returns the tower alone, without its prefix.
+    """Returns only the tensors of the tower, without their prefix.
 
-    In a full CLIP the root's positional_embedding is that of the text tower.
+    In a full CLIP, positional_embedding at the root belongs to the text tower.
     """
     if any(name.startswith("visual.") for name in state):
         return {
@@ -101,7 +99,9 @@ def _vision_tower(state: State) -> State:
             for name, tensor in state.items()
             if name.startswith("visual.")
         }
-    vision = {name: tensor for name, tensor in state.items() if not name.startswith(_NOT_THE_TOWER)}
+    vision = {
+        name: tensor for name, tensor in state.items() if not name.startswith(_OUTSIDE_THE_TOWER)
+    }
     return {name.removeprefix("vision_model."): tensor for name, tensor in vision.items()}
 
 
@@ -116,7 +116,7 @@ def _layout(tower: State, source: str) -> Layout:
         )
     if any(name.endswith("patch_embed.proj.weight") for name in tower):
         raise ArtifactInvalid(
-            f"{source} holds a timm or UNICOM (2023) tower, whose architecture is another",
+            f"{source} holds a timm or UNICOM (2023) tower, an architecture without support",
             remedy="give a CLIP, SigLIP or MLCD tower of transformers, or a CLIP of open_clip",
         )
     shown = ", ".join(sorted(tower)[:3]) or "none"
@@ -129,11 +129,11 @@ def _layout(tower: State, source: str) -> Layout:
 def _as_convolution(weight: Tensor) -> Tensor:
     """Returns the patch embedding as a convolution, [W, 3, P, P].
 
-    Siglip2Model's is a matrix over flattened patches, whose last axis is the color.
+    Siglip2Model has a matrix over flattened patches instead; their last axis is the color.
     """
     if weight.dim() != 2:
         return weight
     side = math.isqrt(weight.shape[1] // 3)
     if weight.shape[1] != 3 * side**2:
-        return weight  # what the config expects is said where the shapes are compared
+        return weight  # `fill` compares the shape with the config's and raises
     return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).contiguous()

@@ -1,7 +1,7 @@
 """The configs of Hugging Face and open_clip: the tower's sizes, its activation, its preprocessing.
 
-A field that a config leaves out has the default of the class that writes it; a value that we cannot
-honor is refused.
+A field that a config omits has the default of the class that writes the config; an unsupported
+value raises ConfigInvalid.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import CLIP_MEAN, CLIP_STD, Interpolation, PreprocessSpec
-from mlcd.models.config_fields import activation, expect, square_side, triple, whole
+from mlcd.models.config_fields import as_activation, as_size, as_triple, expect, square_side
 from mlcd.models.json_files import read_object
 from mlcd.models.vit import ViTConfig
 
@@ -40,17 +40,17 @@ _SIGLIP2_DEFAULTS: Final = {
     **{name: value for name, value in _SIGLIP_DEFAULTS.items() if name != "image_size"},
     "num_patches": 256,
 }
-# The defaults of each model_type's vision config; a two-tower model holds it as a section.
+# The defaults of each model_type's vision config, which is a section of a two-tower model's config.
 _TWO_TOWERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "clip": _CLIP_DEFAULTS, "siglip": _SIGLIP_DEFAULTS, "siglip2": _SIGLIP2_DEFAULTS,
 }  # fmt: skip
-_ALONE: Final[Mapping[str, Mapping[str, Any]]] = {
+_ONE_TOWER: Final[Mapping[str, Mapping[str, Any]]] = {
     "mlcd_vision_model": _MLCD_DEFAULTS, "clip_vision_model": _CLIP_DEFAULTS,
     "siglip_vision_model": _SIGLIP_DEFAULTS, "siglip2_vision_model": _SIGLIP2_DEFAULTS,
 }  # fmt: skip
 _IMAGENET_STANDARD: Final = (0.5, 0.5, 0.5)
-# The fields of open_clip's vision_cfg that change the architecture, with CLIP's values.
-_PLAIN_TOWER: Final = {
+# The fields of open_clip's vision_cfg that change the architecture, with the supported values.
+_SUPPORTED_TOWER: Final = {
     "timm_model_name": None, "ls_init_value": None, "attentional_pool": False, "pool_type": "tok",
     "global_average_pool": False, "no_ln_pre": False, "final_ln_after_pool": False,
     "input_patchnorm": False, "pos_embed_type": "learnable", "act_kwargs": None,
@@ -59,10 +59,8 @@ _PLAIN_TOWER: Final = {
 
 
 def clip_preprocessing(image_size: int) -> PreprocessSpec:
-    """Returns the preprocessing of CLIP and MLCD.
-
-    The shortest side becomes the model's resolution, the central square is taken, and the
-    statistics are CLIP's.
+    """Returns the preprocessing of CLIP and MLCD: the shortest side is resized to the model's
+    resolution, the central square is cropped, and mean and std are CLIP's.
     """
     return PreprocessSpec(resize_shortest=image_size, crop=image_size)
 
@@ -81,7 +79,7 @@ def siglip_preprocessing(image_size: int) -> PreprocessSpec:
 def hf_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns `vision_config` or `text_config` of a two-tower config.json.
 
-    Old files of CLIPModel hold another section, ending in `_dict`, that takes its place.
+    In old files of CLIPModel a section with the suffix `_dict` replaces it.
     """
     old = config.get(f"{name}_dict") if config.get("model_type") == "clip" else None
     section: Mapping[str, Any] = old if old is not None else config.get(name) or {}
@@ -91,19 +89,19 @@ def hf_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
     """Reads the image tower in the config.json of a CLIP, SigLIP or MLCD model of transformers.
 
-    projection: true where the weights hold one; the config of a bare tower names a dimension that
-    nothing has.
+    projection: whether the weights have one; the config does not tell, because it names a
+    projection_dim even for a tower without projection.
     """
     config = read_object(path)
     kind = str(config.get("model_type"))
     if kind in _TWO_TOWERS:
         vision, defaults = hf_section(config, "vision_config"), _TWO_TOWERS[kind]
-    elif kind in _ALONE:
-        vision, defaults = config, _ALONE[kind]
+    elif kind in _ONE_TOWER:
+        vision, defaults = config, _ONE_TOWER[kind]
     else:
         raise ConfigInvalid(
-            f"{path} is of a {kind!r} model",
-            remedy=f"known: {', '.join([*_TWO_TOWERS, *_ALONE])}",
+            f"{path}: model_type must be one of {', '.join([*_TWO_TOWERS, *_ONE_TOWER])},"
+            f" got {kind!r}"
         )
     fields: dict[str, Any] = dict(defaults) | {
         name: vision[name] for name in defaults if vision.get(name) is not None
@@ -120,12 +118,12 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
     return ViTConfig(
         image_size=_image_size(path, fields),
         patch_size=square_side(path, "patch_size", fields["patch_size"]),
-        width=whole(path, "hidden_size", fields["hidden_size"]),
-        depth=whole(path, "num_hidden_layers", fields["num_hidden_layers"]),
-        heads=whole(path, "num_attention_heads", fields["num_attention_heads"]),
-        mlp_width=whole(path, "intermediate_size", fields["intermediate_size"]),
+        width=as_size(path, "hidden_size", fields["hidden_size"]),
+        depth=as_size(path, "num_hidden_layers", fields["num_hidden_layers"]),
+        heads=as_size(path, "num_attention_heads", fields["num_attention_heads"]),
+        mlp_width=as_size(path, "intermediate_size", fields["intermediate_size"]),
         embedding_dim=_projection(path, fields) if projection else None,
-        activation=activation(path, fields["hidden_act"]),
+        activation=as_activation(path, fields["hidden_act"]),
         positions="rope" if kind == "mlcd_vision_model" else "learned",
         norm_eps=float(fields["layer_norm_eps"]),
         pooling="attention" if siglip else "class_token",
@@ -133,29 +131,29 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
 
 
 def is_naflex(path: Path) -> bool:
-    """Tells whether a config.json is of Siglip2Model or its image tower."""
+    """Tells whether a config.json belongs to Siglip2Model or its image tower."""
     return str(read_object(path).get("model_type")).startswith("siglip2")
 
 
 def _projection(path: Path, fields: Mapping[str, Any]) -> int:
     if "projection_dim" not in fields:
-        raise ConfigInvalid(f"{path} is of a model without a projection, and its weights hold one")
-    return whole(path, "projection_dim", fields["projection_dim"])
+        raise ConfigInvalid(f"{path} lacks projection_dim, but the weights have a projection")
+    return as_size(path, "projection_dim", fields["projection_dim"])
 
 
 def _image_size(path: Path, fields: Mapping[str, Any]) -> int:
     if "num_patches" not in fields:
         return square_side(path, "image_size", fields["image_size"])
-    patches = whole(path, "num_patches", fields["num_patches"])
+    patches = as_size(path, "num_patches", fields["num_patches"])
     side = math.isqrt(patches)
     if side**2 != patches:
-        raise ConfigInvalid(f"{path}: num_patches is {patches}, not those of a square")
+        raise ConfigInvalid(f"{path}: num_patches must be a square number, got {patches}")
     return side * square_side(path, "patch_size", fields["patch_size"])
 
 
 def write_hf_config(config: ViTConfig) -> dict[str, Any]:
-    """Returns the config.json of the class that holds this tower; raises ConfigInvalid where
-    transformers lacks such a class.
+    """Returns the config.json for the class of transformers that can load this tower; raises
+    ConfigInvalid if there is no such class.
     """
     if config.registers:
         raise ConfigInvalid(
@@ -209,14 +207,14 @@ def read_hf_preprocessing(path: Path) -> PreprocessSpec:
     processor = str(config.get("image_processor_type"))
     if processor.startswith("Siglip2"):
         raise ConfigInvalid(
-            f"{path} prepares each picture in a grid of its own (NaFlex)",
-            remedy="put SiglipImageProcessor's file in its place, for squares of the tower's size",
+            f"{path} describes NaFlex preprocessing (a grid per image), which is not supported",
+            remedy="replace it by SiglipImageProcessor's file, for squares of the tower's size",
         )
     for name in ("do_resize", "do_rescale", "do_normalize"):
         expect(path, name, config.get(name, True), True)
     factor = config.get("rescale_factor", 1 / 255)
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
-        raise ConfigInvalid(f"{path}: rescale_factor is {factor!r}, not 1/255")
+        raise ConfigInvalid(f"{path}: rescale_factor must be 1/255, got {factor!r}")
     return (_read_siglip if processor.startswith("Siglip") else _read_clip)(path, config)
 
 
@@ -226,10 +224,10 @@ def _read_clip(path: Path, config: Mapping[str, Any]) -> PreprocessSpec:
     size, crop = config.get("size", 224), config.get("crop_size", 224)
     shortest = size.get("shortest_edge") if isinstance(size, dict) else size
     return PreprocessSpec(
-        resize_shortest=whole(path, "size.shortest_edge", shortest),
+        resize_shortest=as_size(path, "size.shortest_edge", shortest),
         crop=square_side(path, "crop_size", _height_and_width(crop)),
-        mean=triple(path, "image_mean", config.get("image_mean", CLIP_MEAN)),
-        std=triple(path, "image_std", config.get("image_std", CLIP_STD)),
+        mean=as_triple(path, "image_mean", config.get("image_mean", CLIP_MEAN)),
+        std=as_triple(path, "image_std", config.get("image_std", CLIP_STD)),
     )
 
 
@@ -238,14 +236,14 @@ def _read_siglip(path: Path, config: Mapping[str, Any]) -> PreprocessSpec:
     resample = config.get("resample", _PIL_BICUBIC)
     if resample not in _PIL_NAMES:
         raise ConfigInvalid(
-            f"{path}: resample is {resample!r}", remedy="2 (bilinear) and 3 (bicubic) are known"
+            f"{path}: resample must be 2 (bilinear) or 3 (bicubic), got {resample!r}"
         )
     side = square_side(path, "size", _height_and_width(config.get("size", 224)))
     return PreprocessSpec(
         resize_shortest=side,
         crop=side,
-        mean=triple(path, "image_mean", config.get("image_mean", _IMAGENET_STANDARD)),
-        std=triple(path, "image_std", config.get("image_std", _IMAGENET_STANDARD)),
+        mean=as_triple(path, "image_mean", config.get("image_mean", _IMAGENET_STANDARD)),
+        std=as_triple(path, "image_std", config.get("image_std", _IMAGENET_STANDARD)),
         interpolation=_PIL_NAMES[resample],
         resize="square",
     )
@@ -283,32 +281,32 @@ def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
 
 
 def read_open_clip_config(path: Path) -> tuple[ViTConfig, PreprocessSpec]:
-    """Reads model_cfg and preprocess_cfg of the open_clip_config.json in its hub repositories."""
+    """Reads model_cfg and preprocess_cfg of an open_clip_config.json."""
     config = read_object(path)
     model, preprocess = config.get("model_cfg"), config.get("preprocess_cfg")
     if not isinstance(model, dict) or not isinstance(preprocess, dict):
         raise ConfigInvalid(f"{path} lacks model_cfg or preprocess_cfg")
     vision = model.get("vision_cfg", {})
-    for name, plain in _PLAIN_TOWER.items():
-        expect(path, f"vision_cfg.{name}", vision.get(name, plain), plain)
-    width = whole(path, "vision_cfg.width", vision.get("width", 768))
+    for name, value in _SUPPORTED_TOWER.items():
+        expect(path, f"vision_cfg.{name}", vision.get(name, value), value)
+    width = as_size(path, "vision_cfg.width", vision.get("width", 768))
     tower = ViTConfig(
         image_size=square_side(path, "vision_cfg.image_size", vision.get("image_size", 224)),
-        patch_size=whole(path, "vision_cfg.patch_size", vision.get("patch_size", 16)),
+        patch_size=as_size(path, "vision_cfg.patch_size", vision.get("patch_size", 16)),
         width=width,
-        depth=whole(path, "vision_cfg.layers", vision.get("layers", 12)),
-        heads=width // whole(path, "vision_cfg.head_width", vision.get("head_width", 64)),
+        depth=as_size(path, "vision_cfg.layers", vision.get("layers", 12)),
+        heads=width // as_size(path, "vision_cfg.head_width", vision.get("head_width", 64)),
         mlp_width=int(width * vision.get("mlp_ratio", 4.0)),
-        embedding_dim=whole(path, "embed_dim", model.get("embed_dim")),
+        embedding_dim=as_size(path, "embed_dim", model.get("embed_dim")),
         activation="quick_gelu" if model.get("quick_gelu", False) else "gelu",
     )
-    for name, plain in (("interpolation", "bicubic"), ("resize_mode", "shortest"), ("mode", "RGB")):
-        expect(path, f"preprocess_cfg.{name}", preprocess.get(name, plain), plain)
+    for name, value in (("interpolation", "bicubic"), ("resize_mode", "shortest"), ("mode", "RGB")):
+        expect(path, f"preprocess_cfg.{name}", preprocess.get(name, value), value)
     side = square_side(path, "preprocess_cfg.size", preprocess.get("size", tower.image_size))
     spec = PreprocessSpec(
         resize_shortest=side,
         crop=side,
-        mean=triple(path, "preprocess_cfg.mean", preprocess.get("mean")),
-        std=triple(path, "preprocess_cfg.std", preprocess.get("std")),
+        mean=as_triple(path, "preprocess_cfg.mean", preprocess.get("mean")),
+        std=as_triple(path, "preprocess_cfg.std", preprocess.get("std")),
     )
     return tower, spec

@@ -1,4 +1,4 @@
-"""The weights on Hugging Face's hub, for names of the form `hub:ORGANIZATION/MODEL` only."""
+"""Downloads weights from Hugging Face's hub, only for names `hub:ORGANIZATION/MODEL`."""
 
 import re
 from pathlib import Path
@@ -13,19 +13,19 @@ _FILES: Final = ("*.json", "*.safetensors", "*.bin")
 
 
 def looks_like_hub_name(spec: str) -> bool:
-    """Tells whether a name is ORGANIZATION/MODEL without the prefix: it may mean the hub or be a
+    """Tells whether a name has the form ORGANIZATION/MODEL: it may be a model of the hub or a
     mistyped path.
     """
     return _NAME.fullmatch(spec) is not None
 
 
 def fetch(spec: str) -> Path:
-    """Returns the local copy of `hub:ORGANIZATION/MODEL`, downloaded where it is missing; raises
-    Unavailable offline.
+    """Returns the local copy of `hub:ORGANIZATION/MODEL`, downloaded if missing; raises
+    Unavailable if the hub cannot be reached.
     """
     name = spec.removeprefix(PREFIX)
     if not looks_like_hub_name(name):
-        raise ConfigInvalid(f"a model of the hub is {PREFIX}ORGANIZATION/MODEL, got {spec}")
+        raise ConfigInvalid(f"a hub model must be {PREFIX}ORGANIZATION/MODEL, got {spec}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -34,7 +34,7 @@ def fetch(spec: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
-    # Errors of the library, of httpx and of the operating system all mean: not available now.
+    # The library, httpx and the operating system raise many types; all mean: not available now.
     except Exception as error:
         raise Unavailable(
             f"{name} cannot be fetched from the hub",

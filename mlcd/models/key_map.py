@@ -1,7 +1,7 @@
 """The names of tensors: ours, and those of other projects for the same tensor.
 
-The key map in the reference documentation is these tables. Layouts are those of
-`mlcd.models.checkpoints`.
+The reference documentation prints these tables as the key map. `mlcd.models.checkpoints` describes
+the layouts.
 """
 
 import re
@@ -18,7 +18,7 @@ Foreign = Literal["hf", "open_clip", "native"]
 Tower = Literal["vision", "text"]
 State = dict[str, Tensor]
 
-# Our name, then theirs; a name that ends in a dot stands for weight and bias.
+# Our name, then theirs; a name that ends in a dot means both `….weight` and `….bias`.
 _HF_VISION: Final = {
     "patch.": "embeddings.patch_embedding.",
     "cls": "embeddings.class_embedding",
@@ -44,7 +44,7 @@ _HF_TEXT: Final = {
 _HF_BLOCK: Final = {
     "norm1.": "layer_norm1.",
     "norm2.": "layer_norm2.",
-    "attn.qkv.": "self_attn.qkv.",  # joined from, and split into, the three that follow
+    "attn.qkv.": "self_attn.qkv.",  # joined from, and split into, the three next tensors
     "attn.q_proj.": "self_attn.q_proj.",
     "attn.k_proj.": "self_attn.k_proj.",
     "attn.v_proj.": "self_attn.v_proj.",
@@ -98,20 +98,20 @@ _BLOCKS: Final[Mapping[Foreign, tuple[Mapping[str, str], str]]] = {
 
 
 def to_theirs(tower: Tower, layout: Foreign) -> Callable[[str], str | None]:
-    """Returns the function from our name of a tensor to theirs, None where they have none."""
+    """Returns a function from our name of a tensor to theirs; None for a tensor they lack."""
     block, prefix = _BLOCKS[layout]
-    return _renaming(_ROOTS[tower, layout], block, "blocks.", prefix)
+    return _make_rename(_ROOTS[tower, layout], block, "blocks.", prefix)
 
 
 def to_ours(tower: Tower, layout: Foreign) -> Callable[[str], str | None]:
-    """Returns the function from their name of a tensor to ours; it gives None for unknown names."""
+    """Returns a function from their name of a tensor to ours; None for unknown names."""
     block, prefix = _BLOCKS[layout]
-    return _renaming(_inverse(_ROOTS[tower, layout]), _inverse(block), prefix, "blocks.")
+    return _make_rename(_invert(_ROOTS[tower, layout]), _invert(block), prefix, "blocks.")
 
 
 def rename_state(state: Mapping[str, Tensor], tower: Tower, layout: Foreign, source: str) -> State:
-    """Returns the tensors of one tower in our names; raises ArtifactInvalid for one without a
-    place in it.
+    """Returns the tensors of one tower in our names; raises ArtifactInvalid for a tensor that does
+    not belong to the tower.
     """
     rename = to_ours(tower, layout)
     ours = {}
@@ -123,11 +123,11 @@ def rename_state(state: Mapping[str, Tensor], tower: Tower, layout: Foreign, sou
     return ours
 
 
-def _inverse(table: Mapping[str, str]) -> dict[str, str]:
+def _invert(table: Mapping[str, str]) -> dict[str, str]:
     return {theirs: ours for ours, theirs in table.items()}
 
 
-def _renaming(
+def _make_rename(
     root: Mapping[str, str], block: Mapping[str, str], old_prefix: str, new_prefix: str
 ) -> Callable[[str], str | None]:
     in_block = re.compile(re.escape(old_prefix) + r"(\d+)\.(.+)")

@@ -1,6 +1,6 @@
-"""Prompts around names, and the one row that stands for a name's prompts.
+"""Builds prompts from class names, and averages a name's prompt embeddings.
 
-The templates are those of OpenAI's CLIP, under its license, which lies with them.
+The templates come from OpenAI's CLIP; its license is beside them.
 """
 
 import json
@@ -16,7 +16,7 @@ from mlcd.types import Embeddings, unit_rows
 
 TemplateSet = Literal["plain", "simple", "clip"]
 
-PLACE: Final = "{}"  # where the name stands
+PLACE: Final = "{}"  # the placeholder of the name in a template
 _FILE: Final = Path(__file__).parent / "prompt_templates.json"
 
 
@@ -24,22 +24,22 @@ _FILE: Final = Path(__file__).parent / "prompt_templates.json"
 def templates(name: TemplateSet) -> tuple[str, ...]:
     """Returns a set of templates.
 
-    plain: one. simple: seven, nearly as good as all on ImageNet. clip: the eighty that CLIP was
-    measured with.
+    plain: one template. simple: seven, nearly as good as `clip` on ImageNet. clip: the eighty that
+    CLIP was evaluated with.
     """
     return tuple(json.loads(_FILE.read_text(encoding="utf-8"))[name])
 
 
 def prompt(template: str, name: str) -> str:
-    """Returns the name in the place that the template leaves for it.
+    """Returns the template with {} replaced by the name.
 
-    Raises InvalidInput for a template without exactly one place.
+    Raises InvalidInput for a template that does not contain {} exactly once.
     """
     if template.count(PLACE) != 1:
-        raise InvalidInput("a template must contain {} exactly once, as the place of the name")
+        raise InvalidInput(f"a template must contain {PLACE} exactly once, got {template!r}")
     return template.replace(PLACE, name)
 
 
 def class_rows(prompts: NDArray[np.floating]) -> Embeddings:
-    """Returns one unit row a name: [C, T, D] of unit rows to [C, D], each the mean of T rows."""
+    """Returns the mean of each name's prompt rows as a unit row: [C, T, D] to [C, D]."""
     return unit_rows(prompts.mean(axis=1, dtype=np.float64))

@@ -4,9 +4,9 @@ the class token.
 Shapes: B batch, H heads, T tokens (class token, registers, patches), D head dimension, R = D / 2
 angles per token.
 
-The angles of patch (h, w) are [h * f, w * f], f_t = 10000^(-2t/R) for t = 0..R/2-1; those of the
-class token are a parameter, those of registers are 0. Channel t turns with channel t + R (not
-interleaved), in queries and keys of every block.
+The angles of patch (h, w) are [h * f, w * f], f_t = 10000^(-2t/R) for t = 0..R/2-1. The angles of
+the class token are a parameter; those of registers are 0. Each angle rotates the channels t and
+t + R (not interleaved), in queries and keys of every block.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ _BASE: Final = 10_000.0
 class RotaryPositions(nn.Module):
     """The angles of every token.
 
-    They are float32 whatever the dtype of the model, because rounded angles turn the far patches.
+    They stay float32 in a model of any dtype: rounding would shift the angles of far patches.
     """
 
     def __init__(self, head_dim: int, registers: int = 0) -> None:
         super().__init__()
         self.head_dim, self.registers = head_dim, registers
         self.cls_angle = nn.Parameter(torch.empty(1, head_dim // 2))
-        self._on_gpu: dict[tuple[tuple[int, int], torch.device], Tensor] = {}
+        self._gpu_angles: dict[tuple[tuple[int, int], torch.device], Tensor] = {}
 
     def forward(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines, each [T, R], for a grid of (rows, columns) of patches."""
@@ -39,18 +39,18 @@ class RotaryPositions(nn.Module):
         return angle_TR.cos(), angle_TR.sin()
 
     def _patch_angles(self, grid: tuple[int, int]) -> Tensor:
-        """Returns the angles of patches in the dtype and on the device of the class token's.
+        """Returns the angles of patches in the dtype and on the device of `cls_angle`.
 
-        A GPU keeps them: a copy from the host would make it wait, and a CUDA graph cannot have one.
+        Cached on a GPU: a copy from the host would synchronize, which a CUDA graph cannot contain.
         """
         like = self.cls_angle
         if like.device.type != "cuda":
             return patch_angles(grid, self.head_dim).to(like)
-        place = grid, like.device
-        if place not in self._on_gpu:
-            with torch.inference_mode(mode=False):  # training may come after inference
-                self._on_gpu[place] = patch_angles(grid, self.head_dim).to(like.detach())
-        return self._on_gpu[place].to(like.dtype)
+        key = grid, like.device
+        if key not in self._gpu_angles:
+            with torch.inference_mode(mode=False):  # training may follow and needs a normal tensor
+                self._gpu_angles[key] = patch_angles(grid, self.head_dim).to(like.detach())
+        return self._gpu_angles[key].to(like.dtype)
 
     def _apply(
         self,
@@ -68,20 +68,22 @@ class RotaryPositions(nn.Module):
 
 
 def patch_angles(grid: tuple[int, int], head_dim: int) -> Tensor:
-    """Returns the angles, float64 [rows * columns, R], row-major."""
+    """Returns the angles of a grid of patches, float64 [rows * columns, R], row-major."""
     angles = head_dim // 2
     frequencies = _BASE ** (-torch.arange(0, angles, 2, dtype=torch.float64) / angles)
     rows, columns = (torch.arange(num, dtype=torch.float64) for num in grid)
-    of_row = torch.outer(rows, frequencies)[:, None].expand(-1, grid[1], -1)
-    of_column = torch.outer(columns, frequencies)[None].expand(grid[0], -1, -1)
-    return torch.cat([of_row, of_column], dim=2).flatten(0, 1)
+    row_angles = torch.outer(rows, frequencies)[:, None].expand(-1, grid[1], -1)
+    column_angles = torch.outer(columns, frequencies)[None].expand(grid[0], -1, -1)
+    return torch.cat([row_angles, column_angles], dim=2).flatten(0, 1)
 
 
 def rotate(x_BHTD: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """Turns each pair (t, t + R) of every token by its angle.
+    """Rotates each pair of channels (t, t + R) of every token by its angle.
 
-    It is computed in the angles' dtype and returned in that of x.
+    Computes in the dtype of the angles and returns the dtype of x.
     """
     first, second = x_BHTD.to(cos_TR.dtype).chunk(2, dim=-1)
-    turned = torch.cat([first * cos_TR - second * sin_TR, second * cos_TR + first * sin_TR], dim=-1)
-    return turned.to(x_BHTD.dtype)
+    rotated = torch.cat(
+        [first * cos_TR - second * sin_TR, second * cos_TR + first * sin_TR], dim=-1
+    )
+    return rotated.to(x_BHTD.dtype)

@@ -15,13 +15,13 @@ def checkpoint_name(step: int) -> str:
 
 def checkpoint_steps(folder: Path) -> list[int]:
     """Returns the steps of the finished checkpoints in `folder`, ascending."""
-    numbers = [
+    suffixes = [
         path.name.removeprefix("step_")
         for path in folder.glob("step_*")
         if (path / MANIFEST).is_file()
     ]
-    # A crash between manifest and rename leaves `step_000100.partial`, which is no checkpoint.
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    # A crash between manifest and rename leaves the unfinished `step_000100.partial`.
+    return sorted(int(suffix) for suffix in suffixes if suffix.isdecimal())
 
 
 def holds_checkpoints(path: Path) -> bool:
@@ -30,20 +30,19 @@ def holds_checkpoints(path: Path) -> bool:
 
 
 def refuse_unfinished(path: Path) -> None:
-    """Raises NotFound where a run that will be at `path` has not finished, and names the draft
-    beside it.
-    """
-    saved = draft_path(path)
-    if not path.exists() and holds_checkpoints(saved):
+    """Raises NotFound, naming the run's draft, if the run at `path` has not finished training."""
+    draft = draft_path(path)
+    if not path.exists() and holds_checkpoints(draft):
         raise NotFound(
             f"{path} has not finished training",
-            remedy=f"go on with it, or give what it has saved: {saved}",
+            remedy=f"continue the training, or give its saved checkpoints: {draft}",
         )
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Returns the checkpoint at `path`, or the newest of the run at `path`; raises
-    ArtifactInvalid.
+    """Returns the checkpoint at `path`, or the newest checkpoint of the run at `path`.
+
+    Raises NotFound if nothing is there, and ArtifactInvalid if the run has no checkpoint.
     """
     refuse_unfinished(path)
     if not path.is_dir():
@@ -62,7 +61,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def find_training_images(checkpoint: Artifact) -> str | None:
-    """Returns the images that a checkpoint was trained on, where they are still there."""
+    """Returns the path or URL of a checkpoint's training images, None if they no longer exist."""
     paths = (
         parent_path(checkpoint, parent) for parent in checkpoint.parents if parent.role == "images"
     )
@@ -70,10 +69,9 @@ def find_training_images(checkpoint: Artifact) -> str | None:
 
 
 def parent_path(child: Artifact, parent: Parent) -> str | None:
-    """Returns the path or URL of what an artifact was made from; None where it no longer exists.
+    """Returns the path or URL of a parent of an artifact, None if it no longer exists.
 
-    Paths are relative to the artifact; those of a checkpoint, which is at RUN/checkpoints/step_N,
-    to the run.
+    A parent's path is relative to the artifact; for a checkpoint (RUN/checkpoints/step_N), to RUN.
     """
     if is_url(parent.path):
         return parent.path
@@ -81,7 +79,7 @@ def parent_path(child: Artifact, parent: Parent) -> str | None:
     location = Path(
         os.path.normpath((base.parents[1] if child.kind == "checkpoint" else base) / parent.path)
     )
-    # any part may have wildcards
+    # any part of the path may have wildcards
     if location.exists() or next(glob.iglob(str(location), recursive=True), None):  # noqa: PTH207
         return str(location)
     return None

@@ -1,6 +1,4 @@
-"""The servable form of a model, identical in export and service: uint8 pixels in, normalization,
-trunk, unit embedding out.
-"""
+"""The servable form of a model, the same in export and service: uint8 pixels to unit embeddings."""
 
 import hashlib
 import json
@@ -26,8 +24,8 @@ PREPROCESS: Final = "preprocess.json"
 
 
 class Servable(nn.Module):
-    """A model of uint8 [B, 3, S, S] RGB to float32 [B, D] of unit rows; the graph includes
-    preprocessing's mean and std.
+    """A model from uint8 [B, 3, S, S] RGB to unit rows, float32 [B, D]; it applies preprocessing's
+    mean and std itself.
     """
 
     mean: Tensor
@@ -46,14 +44,14 @@ class Servable(nn.Module):
         return functional.normalize(self.embed(image_u8).float(), dim=1)
 
     def embed(self, image_u8: Tensor, output: Output | None = None) -> Tensor:
-        """Returns the embedding before it is normalized, as training takes it, or another output of
-        the tower.
+        """Returns the embedding before its normalization (for training), or another output of the
+        tower.
         """
         embedding: Tensor = self.trunk(self.normalize(image_u8), output)
         return embedding
 
     def normalize(self, image_u8: Tensor) -> Tensor:
-        """Returns the pixels as the trunk takes them."""
+        """Returns the trunk's input: pixels scaled to [0, 1], minus the mean, divided by std."""
         return (image_u8.float() / 255.0 - self.mean) / self.std
 
     def fingerprint(self) -> Fingerprint:
@@ -63,8 +61,8 @@ class Servable(nn.Module):
         return self.preprocess.fingerprint(self.weights_digest())
 
     def weights_digest(self) -> str:
-        """Returns the SHA-256 over name, dtype, shape and bytes of every tensor, and over the parts
-        of the config that these do not show.
+        """Returns the SHA-256 of name, dtype, shape and bytes of every tensor, and of the config's
+        fields that the tensors do not determine.
         """
         sha256 = hashlib.sha256()
         config = self.trunk.config
@@ -93,9 +91,9 @@ class Servable(nn.Module):
 
     @classmethod
     def read(cls, directory: Path) -> "Servable":
-        """Reads what `write` wrote.
+        """Reads the files of `write`.
 
-        Raises ArtifactInvalid naming the file, and the tensor where one is missing or has another
+        Raises ArtifactInvalid naming the file, and the tensor if one is missing or has the wrong
         shape.
         """
         try:
@@ -116,10 +114,7 @@ def tower_of(
     *,
     shown: Callable[[str], str] = str,
 ) -> VisionTower:
-    """Returns a tower with these weights, in float32.
-
-    shown and errors are those of `fill`.
-    """
+    """Returns a tower with these weights, in float32; see `fill` for `shown` and errors."""
     with torch.device("meta"):
         trunk = ViT(config) if config.pooling == "class_token" else SiglipViT(config)
     fill(trunk, state, source, shown=shown)
@@ -133,27 +128,27 @@ def fill(
     *,
     shown: Callable[[str], str] = str,
 ) -> None:
-    """Gives a tower on torch's meta device these weights, in float32.
+    """Loads weights, in float32, into a tower on torch's meta device.
 
-    shown: returns the name of one of our tensors in the source. Tensors that are float32 already
-    are taken over, not copied, so that a large tower is in memory once.
+    shown: function from our name of a tensor to its name in the source, for errors. Float32 tensors
+    are not copied, so that a large tower is in memory only once.
 
     Raises ArtifactInvalid naming `source` and the tensor that does not fit.
     """
     expected = tower.state_dict()
-    remedy = "does the config, or the name given with --like, belong to it?"
+    remedy = "check that the config, or the name given with --like, belongs to these weights"
     for name in sorted(expected.keys() ^ state.keys()):
-        where = "is missing from" if name in expected else "is not known in"
-        raise ArtifactInvalid(f"tensor {shown(name)} {where} {source}", remedy=remedy)
+        problem = "is missing from" if name in expected else "does not belong to the tower in"
+        raise ArtifactInvalid(f"tensor {shown(name)} {problem} {source}", remedy=remedy)
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape:
             raise ArtifactInvalid(
-                f"tensor {shown(name)} in {source} is {list(tensor.shape)}, not"
-                f" {list(expected[name].shape)}",
+                f"tensor {shown(name)} in {source} must have the shape"
+                f" {list(expected[name].shape)}, got {list(tensor.shape)}",
                 remedy=remedy,
             )
         if not bool(torch.isfinite(tensor).all()):
             raise ArtifactInvalid(
-                f"tensor {shown(name)} in {source} is not finite", remedy="restore the file"
+                f"tensor {shown(name)} in {source} must be finite", remedy="restore the file"
             )
     tower.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)

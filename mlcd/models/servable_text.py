@@ -1,6 +1,4 @@
-"""The servable form of a text tower, identical in export and service: token ids in, unit rows
-out.
-"""
+"""The servable form of a text tower, the same in export and service: token ids to unit rows."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +18,7 @@ from mlcd.models.two_towers import TwoTowers
 
 
 class ServableText(nn.Module):
-    """A model of int64 [N, T] to float32 [N, D] of unit rows, with its tokenizer and settings."""
+    """A model from int64 [N, T] to unit rows, float32 [N, D], with its tokenizer and settings."""
 
     def __init__(self, trunk: TextTower, tokenizer: Tokenizer, settings: TextSettings) -> None:
         super().__init__()
@@ -35,13 +33,14 @@ class ServableText(nn.Module):
     def of(cls, towers: TwoTowers, tokenizer: Tokenizer) -> "ServableText":
         """Returns the text tower of a two-tower model.
 
-        Raises ConfigInvalid where the tokenizer has ids that the tower does not know.
+        Raises ConfigInvalid if the tokenizer has more ids than the tower.
         """
         config = towers.text.config
         if tokenizer.num_ids > config.vocab_size:
             raise ConfigInvalid(
-                f"the tokenizer has {tokenizer.num_ids} tokens, the text tower {config.vocab_size}",
-                remedy=f"is {TOKENIZER} that of these weights?",
+                f"the tokenizer must have at most the text tower's {config.vocab_size} tokens,"
+                f" got {tokenizer.num_ids}",
+                remedy=f"check that {TOKENIZER} belongs to these weights",
             )
         settings = TextSettings(
             tower="clip" if config.causal else "siglip",
@@ -67,9 +66,9 @@ class ServableText(nn.Module):
 
     @classmethod
     def read(cls, directory: Path) -> "ServableText":
-        """Reads what `write` wrote.
+        """Reads the files of `write`.
 
-        Raises ArtifactInvalid naming the file, and the tensor where one is missing or has another
+        Raises ArtifactInvalid naming the file, and the tensor if one is missing or has the wrong
         shape.
         """
         settings = TextSettings.read(directory)

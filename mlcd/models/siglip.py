@@ -1,6 +1,6 @@
 """The vision transformer in SigLIP's layout: no class token, and a head that pools by attention.
 
-Shapes and names are those of `mlcd.models.vit`, with the head as `head.probe`, `head.attn.qkv`, ….
+Shapes and names follow `mlcd.models.vit`; the head adds `head.probe`, `head.attn.qkv`, ….
 """
 
 import torch
@@ -28,7 +28,7 @@ class AttentionPooling(nn.Module):
 
 
 class SiglipViT(VisionTower):
-    """A tower of float32 [B, 3, H, W], normalized, to the embedding [B, W] (not of unit length).
+    """A tower from normalized float32 [B, 3, H, W] to embeddings [B, W] (not of unit length).
 
     H and W may be any multiples of the patch size: positions are resized bicubically.
     """
@@ -48,7 +48,7 @@ class SiglipViT(VisionTower):
         Raises ConfigInvalid for the projection, which these towers lack.
         """
         if output == "projected":
-            raise ConfigInvalid("this tower lacks a projection", remedy="take the output pooled")
+            raise ConfigInvalid("this tower lacks a projection", remedy="use the output `pooled`")
         patch_BWhw = self.patch(pixels_BCHW)
         grid = (patch_BWhw.shape[2], patch_BWhw.shape[3])
         x_BTW: Tensor = patch_BWhw.flatten(2).transpose(1, 2) + self._positions(grid)

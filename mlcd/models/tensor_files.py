@@ -1,4 +1,4 @@
-"""The tensors in files of weights: safetensors, or pickles that hold tensors and nothing else."""
+"""Reads tensors from files of weights: safetensors, or pickles that contain only tensors."""
 
 import pickle
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _NESTED: Final = ("state_dict", "model")
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file of weights, or of all shards of an index.
 
-    Raises ArtifactInvalid naming a shard that lacks tensors which the index promises.
+    Raises ArtifactInvalid naming a shard that lacks tensors listed in the index.
     """
     index = read_index(path) or {}
     state: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    """Reads tensors only: a pickle that would run anything is refused before it does."""
+    """Reads only tensors: torch refuses a pickle that would run code, before running it."""
     if path.suffix not in _PICKLED:
         raise ConfigInvalid(
             f"weights must be in a file of .safetensors, {', '.join(_PICKLED)}, got {path}"
@@ -69,7 +69,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
                 remedy="if you trust it, save its state_dict() with safetensors and give that file",
             ) from error
         raise ArtifactInvalid(
-            f"{path} cannot be read as weights: damaged, or it holds more than tensors",
+            f"{path} cannot be read as weights: it is damaged or contains more than tensors",
             remedy="restore it, or save its state_dict() with safetensors",
         ) from error
     for name in _NESTED:

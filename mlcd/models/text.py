@@ -1,4 +1,4 @@
-"""The text transformers of CLIP and SigLIP: token ids to an embedding.
+"""The text transformers of CLIP and SigLIP: token ids to embeddings.
 
 Shapes: N texts, T tokens, W width, D embedding dimension. Names follow our column of the key map
 (`token`, `pos`, `blocks.i.attn.qkv`, `norm_post`, `proj`).
@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from mlcd.errors import ConfigInvalid
 from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes, initialize
 
-# eos: the first token that is `eos_token_id`. highest_id: the first token of the highest id, which
-# is the end of text in OpenAI's vocabulary. last: the last token of the row, padding or not.
+# The token whose output becomes the embedding. eos: the first `eos_token_id`. highest_id: the first
+# token with the row's highest id, which ends a text in OpenAI's vocabulary. last: the last token of
+# the row, even if it is padding.
 TextPooling = Literal["eos", "highest_id", "last"]
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """The sizes of a text tower, how far a token sees, and the token that becomes the embedding.
+    """The sizes, attention and pooling of a text tower.
 
-    causal: a token sees itself and those before it, else all. eos_token_id: set with pooling eos
-    alone.
+    causal: whether a token attends only to itself and earlier tokens. eos_token_id: set if and only
+    if pooling is eos.
     """
 
     vocab_size: int
@@ -49,14 +50,17 @@ class TextConfig:
                 f"unknown pooling {self.pooling}", remedy="use eos, highest_id or last"
             )
         if (self.pooling == "eos") != (self.eos_token_id is not None):
-            raise ConfigInvalid("eos_token_id is for pooling eos, which needs it")
+            raise ConfigInvalid(
+                "eos_token_id must be set if and only if pooling is eos, got pooling"
+                f" {self.pooling} and {self.eos_token_id}"
+            )
 
 
 class TextTower(nn.Module):
-    """A tower of int64 [N, T], T at most the context length, to the embedding [N, D] (not of unit
+    """A tower from int64 [N, T], T at most the context length, to embeddings [N, D] (not of unit
     length).
 
-    Padding is not masked: causal towers pool before it, and SigLIP's are trained with it.
+    Padding is not masked: causal towers pool a token before it, and SigLIP trains with padding.
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -75,22 +79,24 @@ class TextTower(nn.Module):
         initialize(self, self.config, self.config.depth, {"token.weight": 0.02}, generator)
 
     def forward(self, ids_NT: Tensor) -> Tensor:
-        """Returns the embedding of every row; raises ConfigInvalid for rows beyond the context."""
+        """Returns an embedding per row; raises ConfigInvalid if T exceeds the context length."""
         tokens = ids_NT.shape[1]
         if tokens > self.config.context_length:
             raise ConfigInvalid(
-                f"{tokens} tokens are more than the context of {self.config.context_length}",
+                f"a text must have at most {self.config.context_length} tokens, got {tokens}",
                 remedy="shorten the texts with the model's tokenizer",
             )
         x_NTW = self.token(ids_NT) + self.pos[:tokens]
         for block in self.blocks:
             x_NTW = block(x_NTW)
-        # shape, not len, which would fix the number of rows in an exported graph
+        # shape[0], because len() would fix the number of rows in an exported graph
         rows = torch.arange(ids_NT.shape[0], device=ids_NT.device)
-        embedding_ND: Tensor = self.proj(self.norm_post(x_NTW[rows, self._place_to_pool(ids_NT)]))
+        embedding_ND: Tensor = self.proj(
+            self.norm_post(x_NTW[rows, self._find_pooled_token(ids_NT)])
+        )
         return embedding_ND
 
-    def _place_to_pool(self, ids_NT: Tensor) -> Tensor:
+    def _find_pooled_token(self, ids_NT: Tensor) -> Tensor:
         if (eos := self.config.eos_token_id) is not None:
             return torch.eq(ids_NT, eos).int().argmax(dim=1)
         if self.config.pooling == "highest_id":

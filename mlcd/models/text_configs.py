@@ -1,7 +1,7 @@
-"""The configs of Hugging Face and open_clip for two towers: the text tower's sizes, what its tokens
-see and which of them is the embedding.
+"""The text towers in two-tower configs of Hugging Face and open_clip: sizes, attention, pooling.
 
-Image towers are read by `mlcd.models.configs`, whose rules hold here too.
+`mlcd.models.configs` reads the image towers; its rules for defaults and unsupported values apply
+here too.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
 from mlcd.models.blocks import Activation
-from mlcd.models.config_fields import activation, expect, whole
+from mlcd.models.config_fields import as_activation, as_size, expect
 from mlcd.models.configs import hf_section, write_hf_config
 from mlcd.models.json_files import read_object
 from mlcd.models.text import TextConfig, TextPooling
@@ -28,9 +28,10 @@ _SIGLIP_TEXT: Final[Mapping[str, Any]] = {
     "num_attention_heads": 12, "max_position_embeddings": 64, "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6, "projection_size": None,
 }  # fmt: skip
-# CLIPTextModel pools at the highest id for this one, which its first configs stated wrongly.
+# Early configs of CLIPTextModel have this wrong eos_token_id; for it, the class pools at the
+# highest id.
 _WRONG_EOS: Final = 2
-# What the classes of transformers can hold, in the words of `_shape`.
+# The architectures that the classes of transformers support, with the keys of `_shape`.
 _CLIP_SHAPE: Final[Mapping[str, object]] = {
     "image pooling": "class_token", "image projection": True, "positions": "learned",
     "text attention": "causal", "text pooling": "end of text", "text projection": "without bias",
@@ -57,30 +58,31 @@ def read_hf_text_config(path: Path) -> TextConfig:
     kind = config.get("model_type")
     if kind not in ("clip", "siglip", "siglip2"):
         raise ConfigInvalid(
-            f"the text tower of a {kind!r} model is not supported: {path}",
-            remedy="clip, siglip, siglip2 are known",
+            f"{path}: a text tower needs the model_type clip, siglip or siglip2, got {kind!r}"
         )
     section = hf_section(config, "text_config")
     defaults = _CLIP_TEXT if kind == "clip" else _SIGLIP_TEXT
     fields = {
-        name: plain if section.get(name) is None else section[name]
-        for name, plain in defaults.items()
+        name: default if section.get(name) is None else section[name]
+        for name, default in defaults.items()
     }
     sizes: dict[str, Any] = {
-        "vocab_size": whole(path, "vocab_size", fields["vocab_size"]),
-        "context_length": whole(path, "max_position_embeddings", fields["max_position_embeddings"]),
-        "width": whole(path, "hidden_size", fields["hidden_size"]),
-        "depth": whole(path, "num_hidden_layers", fields["num_hidden_layers"]),
-        "heads": whole(path, "num_attention_heads", fields["num_attention_heads"]),
-        "mlp_width": whole(path, "intermediate_size", fields["intermediate_size"]),
-        "activation": activation(path, fields["hidden_act"]),
+        "vocab_size": as_size(path, "vocab_size", fields["vocab_size"]),
+        "context_length": as_size(
+            path, "max_position_embeddings", fields["max_position_embeddings"]
+        ),
+        "width": as_size(path, "hidden_size", fields["hidden_size"]),
+        "depth": as_size(path, "num_hidden_layers", fields["num_hidden_layers"]),
+        "heads": as_size(path, "num_attention_heads", fields["num_attention_heads"]),
+        "mlp_width": as_size(path, "intermediate_size", fields["intermediate_size"]),
+        "activation": as_activation(path, fields["hidden_act"]),
         "norm_eps": float(fields["layer_norm_eps"]),
     }
     if kind == "clip":
-        eos = whole(path, "eos_token_id", fields["eos_token_id"])
+        eos = as_size(path, "eos_token_id", fields["eos_token_id"])
         return TextConfig(
             **sizes,
-            embedding_dim=whole(path, "projection_dim", config.get("projection_dim", 512)),
+            embedding_dim=as_size(path, "projection_dim", config.get("projection_dim", 512)),
             causal=True,
             pooling="highest_id" if eos == _WRONG_EOS else "eos",
             eos_token_id=None if eos == _WRONG_EOS else eos,
@@ -88,7 +90,7 @@ def read_hf_text_config(path: Path) -> TextConfig:
     dimension = fields["projection_size"] or sizes["width"]
     return TextConfig(
         **sizes,
-        embedding_dim=whole(path, "projection_size", dimension),
+        embedding_dim=as_size(path, "projection_size", dimension),
         causal=False,
         pooling="last",
         projection_bias=True,
@@ -96,8 +98,8 @@ def read_hf_text_config(path: Path) -> TextConfig:
 
 
 def write_hf_two_tower_config(towers: TwoTowers, family: HfFamily) -> dict[str, Any]:
-    """Returns the config.json of CLIPModel, SiglipModel or Siglip2Model; raises ConfigInvalid where
-    that class cannot hold these towers.
+    """Returns the config.json of CLIPModel, SiglipModel or Siglip2Model; raises ConfigInvalid if
+    the class does not support these towers.
     """
     vision = towers.vision.config
     expected = _CLIP_SHAPE if family == "clip" else _SIGLIP_SHAPE
@@ -169,27 +171,27 @@ def read_open_clip_text_config(path: Path) -> TextConfig:
     text = model.get("text_cfg") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(text, dict):
         raise ConfigInvalid(f"{path} lacks model_cfg.text_cfg")
-    for name, plain in _OPEN_CLIP_TEXT.items():
-        expect(path, f"text_cfg.{name}", text.get(name, plain), plain)
+    for name, value in _OPEN_CLIP_TEXT.items():
+        expect(path, f"text_cfg.{name}", text.get(name, value), value)
     pooling = text.get("pool_type", "argmax")
     if pooling not in _OPEN_CLIP_POOLING:
         raise ConfigInvalid(
-            f"{path}: text_cfg.pool_type is {pooling!r}",
-            remedy=f"known: {', '.join(_OPEN_CLIP_POOLING)}",
+            f"{path}: text_cfg.pool_type must be one of {', '.join(_OPEN_CLIP_POOLING)},"
+            f" got {pooling!r}"
         )
-    width = whole(path, "text_cfg.width", text.get("width", 512))
+    width = as_size(path, "text_cfg.width", text.get("width", 512))
     return TextConfig(
-        vocab_size=whole(path, "text_cfg.vocab_size", text.get("vocab_size", 49408)),
-        context_length=whole(path, "text_cfg.context_length", text.get("context_length", 77)),
+        vocab_size=as_size(path, "text_cfg.vocab_size", text.get("vocab_size", 49408)),
+        context_length=as_size(path, "text_cfg.context_length", text.get("context_length", 77)),
         width=width,
-        depth=whole(path, "text_cfg.layers", text.get("layers", 12)),
-        heads=whole(path, "text_cfg.heads", text.get("heads", 8)),
+        depth=as_size(path, "text_cfg.layers", text.get("layers", 12)),
+        heads=as_size(path, "text_cfg.heads", text.get("heads", 8)),
         mlp_width=int(width * text.get("mlp_ratio", 4.0)),
-        embedding_dim=whole(path, "embed_dim", model.get("embed_dim")),
+        embedding_dim=as_size(path, "embed_dim", model.get("embed_dim")),
         activation=_open_clip_activation(path, model, text),
         causal=not text.get("no_causal_mask", False),
         pooling=_OPEN_CLIP_POOLING[pooling],
-        eos_token_id=whole(path, "text_cfg.eos_id", text.get("eos_id", 2))
+        eos_token_id=as_size(path, "text_cfg.eos_id", text.get("eos_id", 2))
         if pooling == "eos"
         else None,
         projection_bias=bool(text.get("proj_bias", False)),

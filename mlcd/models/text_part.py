@@ -1,9 +1,9 @@
 """The text part of a model artifact: the folder `text/`, read without torch.
 
-model.onnx         ids int64 [N, T] to embedding float32 [N, D], unit rows; N and T are free
-tokenizer.json     the tokenizer, with its padding, its truncation and all that it does to a text
+model.onnx         ids int64 [N, T] to unit rows float32 [N, D]; N and T are dynamic
+tokenizer.json     the tokenizer, with its normalization, padding and truncation
 config.json        `TextSettings`
-model.safetensors  the tower's weights, where our own class can run it
+model.safetensors  the tower's weights, if our own class can run it
 """
 
 import hashlib
@@ -20,21 +20,22 @@ from mlcd.errors import ArtifactInvalid
 
 FOLDER: Final = "text"
 GRAPH: Final = "model.onnx"
-# beside the graph: the weights of a graph that a protobuf file cannot hold
+# the weights of a graph that is too large for one protobuf file
 GRAPH_DATA: Final = "model.onnx.data"
 SETTINGS: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 WEIGHTS: Final = "model.safetensors"
-# of the model of texts that stands in Triton beside that of images
+# the suffix of the text model's name in Triton, after the image model's name
 TEXT_SUFFIX: Final = "-text"
 
 
 class TextSettings(BaseModel):
-    """The facts about a text tower that its graph and its tokenizer do not state.
+    """The facts about a text tower that are neither in its graph nor in its tokenizer.
 
-    tower: what it is. pad_id: the token that fills rows. trims_padding: whether rows stay the same
-    without the padding at their end. logit_scale: the logarithm of the factor of cosines.
-    logit_bias: that of SigLIP. transformer: the sizes of our own class, where that can run it.
+    tower: kind of the tower. pad_id: id of the padding token. trims_padding: whether embeddings
+    stay the same without the padding at the end of a row. logit_scale: logarithm of the factor of
+    cosines. logit_bias: SigLIP's bias. transformer: config of our own class, if it can run the
+    tower.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,17 +55,17 @@ class TextSettings(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> "TextSettings":
-        """Reads config.json; raises ArtifactInvalid where it is missing or damaged."""
+        """Reads config.json; raises ArtifactInvalid if it is missing or damaged."""
         path = folder / SETTINGS
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
             raise ArtifactInvalid(f"{path} cannot be read", remedy="restore the file") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
+            details = error.errors()[0]
+            name = ".".join(str(part) for part in details["loc"])
             raise ArtifactInvalid(
-                f"{path}: {name} {first['msg'].lower()}", remedy="restore the file"
+                f"{path}: {name} {details['msg'].lower()}", remedy="restore the file"
             ) from error
 
 
@@ -72,8 +73,8 @@ def text_digest(folder: Path) -> str:
     """Returns the SHA-256 that identifies the text part in `folder`.
 
     It covers settings and tokenizer as canonical JSON, and the tower: name, dtype, shape and bytes
-    of every tensor, or, without weights, the bytes of the graph. Raises ArtifactInvalid
-    where a file is missing or damaged.
+    of every tensor, or, without weights, the bytes of the graph. Raises ArtifactInvalid if a file
+    is missing or damaged.
     """
     sha256 = hashlib.sha256()
     try:
@@ -101,8 +102,8 @@ def _tower_bytes(folder: Path) -> Iterator[bytes]:
 
 
 def digest_of_both(images: str, text: str) -> str:
-    """Returns what identifies the weights of a model that has both towers, of the digest of each.
+    """Returns the digest of both towers' weights from the digest of each tower.
 
-    The fingerprint is made of it and of the preprocessing: `PreprocessSpec.fingerprint`.
+    `PreprocessSpec.fingerprint` makes the model's fingerprint from it.
     """
     return hashlib.sha256(f"{images}{text}".encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Texts to the token ids of a model, by the vocabulary that lies with its weights.
+"""Tokenizes texts with the vocabulary beside a model's weights.
 
-The `tokenizers` library does the work; this module reads which padding the model was trained with.
+The `tokenizers` library does the work; this module adds the padding that the model trained with.
 """
 
 import json
@@ -29,12 +29,12 @@ TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL_TOKENS: Final = "special_tokens_map.json"
 _NOT_UNICODE: Final = "a text must be valid Unicode, got half of a surrogate pair"
-# Of a long text so many characters for each token of the context are read at first, then so many,
-# then all. Ordinary text has about 5 a token.
+# Long texts are tokenized from a prefix of 6 characters per context token; if that is too short,
+# from 24; then in full. Ordinary text has about 5 characters per token.
 _CHARS_PER_TOKEN: Final = (6, 24)
-# WordPiece takes a word of more than 100 characters for one unknown token. A beginning that ends
-# within a word has so much more of it.
-_LEAST_CHARS: Final = 512
+# WordPiece maps a word of over 100 characters to one unknown token, so a prefix that cuts a word
+# must contain more than 100 characters of it.
+_MIN_PREFIX_CHARS: Final = 512
 _SIGLIP2: Final = "Siglip2Tokenizer"
 # string.punctuation, and what Python's \s matches
 _PUNCTUATION: Final = r"[!-/:-@\[-`{-~]"
@@ -45,8 +45,8 @@ _SPACES: Final = r"[\s\x1c-\x1f]+"
 class Tokenized:
     """The tokens of texts.
 
-    ids: [N, context_length] with padding. num: [N], tokens of each text without padding. cut: [N],
-    whether a text was longer; False everywhere where that was not asked for.
+    ids: [N, context_length] with padding. num: [N], number of tokens without padding. cut: [N],
+    whether the text was truncated; all False unless `with_cut` was given.
     """
 
     ids: NDArray[np.int64]
@@ -55,12 +55,12 @@ class Tokenized:
 
 
 class Tokenizer:
-    """The tokenizer of one model: every text becomes `context_length` ids, cut or padded."""
+    """The tokenizer of one model: truncates or pads every text to `context_length` ids."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, settings: dict[str, Any], context_length: int
     ) -> None:
-        """backend: cuts and pads to `context_length`. settings: the fields of
+        """backend: truncates and pads to `context_length`. settings: the fields of
         tokenizer_config.json.
         """
         self._backend = backend
@@ -82,9 +82,9 @@ class Tokenizer:
 
     @property
     def ends_with_padding(self) -> bool:
-        """Tells whether the token that ends a text also pads, as in CLIP's vocabulary."""
-        nothing = self._backend.encode("")
-        pairs = zip(nothing.ids, nothing.attention_mask, strict=True)
+        """Tells whether the end-of-text token is also the padding token, as in CLIP."""
+        encoding = self._backend.encode("")
+        pairs = zip(encoding.ids, encoding.attention_mask, strict=True)
         return [id_ for id_, is_token in pairs if is_token][-1:] == [self.pad_id]
 
     @property
@@ -93,16 +93,17 @@ class Tokenizer:
         return self._backend.padding
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """Returns the ids, [N, context_length]; raises InvalidInput for a string that is no
-        valid Unicode.
+        """Returns the ids, [N, context_length]; raises InvalidInput for a string that is not valid
+        Unicode.
         """
         return self.tokenize(texts).ids
 
     def tokenize(self, texts: Sequence[str], *, with_cut: bool = False) -> Tokenized:
-        """Returns the ids with their numbers; with_cut: says which texts were cut. Raises as
-        `__call__`.
+        """Returns ids and token counts; with_cut: also report which texts were truncated.
+
+        Raises InvalidInput like `__call__`.
         """
-        encodings = self._encodings(texts)
+        encodings = self._encode_prefixes(texts)
         ids = np.empty((len(encodings), self.context_length), np.int64)
         for row, encoding in zip(ids, encodings, strict=True):
             row[:] = encoding.ids
@@ -110,29 +111,28 @@ class Tokenizer:
         cut = [with_cut and bool(encoding.overflowing) for encoding in encodings]
         return Tokenized(ids, num, np.array(cut, np.bool_))
 
-    def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        """Returns the encodings, for which a long text is not read to its end.
+    def _encode_prefixes(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Encodes texts, tokenizing only a prefix of long ones.
 
-        The tokens that the model reads are in its beginning; the library would make all the others,
-        too.
+        The library would tokenize the whole text and then discard all beyond the context length.
         """
         encodings: dict[int, tokenizers.Encoding] = {}
-        for chars_per_token in _CHARS_PER_TOKEN if self._cuts_right else ():
-            most = max(chars_per_token * self.context_length, _LEAST_CHARS)
-            beginnings = {
-                place: _beginning(text, most)
-                for place, text in enumerate(texts)
-                if place not in encodings and len(text) > most
+        for chars_per_token in _CHARS_PER_TOKEN if self._truncates_right else ():
+            max_chars = max(chars_per_token * self.context_length, _MIN_PREFIX_CHARS)
+            prefixes = {
+                index: _prefix(text, max_chars)
+                for index, text in enumerate(texts)
+                if index not in encodings and len(text) > max_chars
             }
-            encoded = self._encode([text for text, _ in beginnings.values()])
-            for (place, (_, at_space)), encoding in zip(beginnings.items(), encoded, strict=True):
+            encoded = self._encode([text for text, _ in prefixes.values()])
+            for (index, (_, at_space)), encoding in zip(prefixes.items(), encoded, strict=True):
                 if len(encoding.overflowing) >= (1 if at_space else 2):
-                    _check_unicode(texts[place])
-                    encodings[place] = encoding
-        remaining = [place for place in range(len(texts)) if place not in encodings]
-        encodings_of_rest = self._encode([texts[place] for place in remaining])
-        encodings.update(zip(remaining, encodings_of_rest, strict=True))
-        return [encodings[place] for place in range(len(texts))]
+                    _check_unicode(texts[index])
+                    encodings[index] = encoding
+        pending = [index for index in range(len(texts)) if index not in encodings]
+        full_encodings = self._encode([texts[index] for index in pending])
+        encodings.update(zip(pending, full_encodings, strict=True))
+        return [encodings[index] for index in range(len(texts))]
 
     def _encode(self, texts: list[str]) -> list[tokenizers.Encoding]:
         try:
@@ -142,7 +142,7 @@ class Tokenizer:
         return encodings
 
     @property
-    def _cuts_right(self) -> bool:
+    def _truncates_right(self) -> bool:
         truncation = self._backend.truncation
         return bool(truncation and truncation["direction"] == "right")
 
@@ -150,7 +150,7 @@ class Tokenizer:
     def read(cls, directory: Path, context_length: int) -> "Tokenizer":
         """Reads tokenizer.json and tokenizer_config.json.
 
-        Raises ArtifactInvalid naming the file that is missing, damaged or silent about padding.
+        Raises ArtifactInvalid naming the file that is missing, damaged or without a padding token.
         """
         path = directory / TOKENIZER
         if not path.is_file():
@@ -165,26 +165,28 @@ class Tokenizer:
         if (pad_id := backend.token_to_id(pad_token)) is None:
             raise ArtifactInvalid(f"{path} lacks the token {pad_token}, which {_CONFIG} pads with")
         kind = settings.get("tokenizer_class")
-        # Siglip2Tokenizer pads on the left where nothing is stated, all others on the right
-        padded = _side(directory, settings, "padding_side", "left" if kind == _SIGLIP2 else "right")
-        cut = _side(directory, settings, "truncation_side", "right")
+        # Siglip2Tokenizer pads on the left by default, all other classes on the right
+        default = "left" if kind == _SIGLIP2 else "right"
+        padding_side = _read_side(directory, settings, "padding_side", default)
+        truncation_side = _read_side(directory, settings, "truncation_side", "right")
         backend.enable_padding(
-            length=context_length, pad_id=pad_id, pad_token=pad_token, direction=padded
+            length=context_length, pad_id=pad_id, pad_token=pad_token, direction=padding_side
         )
-        backend.enable_truncation(context_length, direction=cut)
-        _normalize_as_class_does(backend, kind)
+        backend.enable_truncation(context_length, direction=truncation_side)
+        _add_normalization_of_class(backend, kind)
         return cls(backend, settings, context_length)
 
     @classmethod
     def open(cls, directory: Path) -> "Tokenizer":
-        """Reads the tokenizer.json of a model artifact, which states padding and truncation itself;
-        raises ArtifactInvalid.
+        """Reads the tokenizer.json of a model artifact, which includes padding and truncation.
+
+        Raises ArtifactInvalid if the file is damaged or lacks either.
         """
         backend = _read_backend(path := directory / TOKENIZER)
         padding, truncation = backend.padding, backend.truncation
         if not padding or not truncation or padding["length"] != truncation["max_length"]:
             raise ArtifactInvalid(
-                f"{path} does not state one length for padding and truncation",
+                f"{path} must have one length for padding and truncation",
                 remedy="export the model again",
             )
         config = directory / _CONFIG
@@ -192,7 +194,7 @@ class Tokenizer:
         return cls(backend, settings, int(padding["length"]))
 
     def definition(self) -> str:
-        """Returns all that the tokenizer does to a text, as JSON."""
+        """Returns the tokenizer, including padding and truncation, as JSON."""
         definition: str = self._backend.to_str()
         return definition
 
@@ -204,15 +206,15 @@ class Tokenizer:
         )
 
 
-def _beginning(text: str, most: int) -> tuple[str, bool]:
-    """Returns at most so many characters of a longer text, and whether they end before a space.
+def _prefix(text: str, max_chars: int) -> tuple[str, bool]:
+    """Returns a prefix of at most max_chars characters, and whether it ends at a space.
 
-    Words have tokens of their own, so those of a beginning that ends with a word are those of the
-    text. A beginning without spaces in its second half may end within a token, and its last tokens
-    depend on what follows.
+    Tokens never span a space, so a prefix that ends at a space has the same tokens as the full
+    text. A prefix without a space in its second half may end within a token: its last tokens may
+    differ from the full text's.
     """
-    end = text.rfind(" ", most // 2, most)
-    return (text[:most], False) if end < 0 else (text[:end].rstrip(), True)
+    end = text.rfind(" ", max_chars // 2, max_chars)
+    return (text[:max_chars], False) if end < 0 else (text[:end].rstrip(), True)
 
 
 def _check_unicode(text: str) -> None:
@@ -229,10 +231,10 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
         ) from error
 
 
-def _normalize_as_class_does(backend: tokenizers.Tokenizer, kind: object) -> None:
-    """Adds what transformers' class does to a text before tokenizer.json does.
+def _add_normalization_of_class(backend: tokenizers.Tokenizer, kind: object) -> None:
+    """Prepends the normalization that a tokenizer class of transformers does in Python.
 
-    Each step may be in the file already: done twice, it changes nothing more.
+    tokenizer.json may contain the same steps; all are idempotent.
     """
     steps: list[normalizers.Normalizer] = []
     if kind == _SIGLIP2:
@@ -257,15 +259,15 @@ def _pad_token(directory: Path, settings: dict[str, Any]) -> str:
         token = token.get("content")
     if not isinstance(token, str):
         raise ArtifactInvalid(
-            f"{directory / _CONFIG} does not say which token pads", remedy="add its pad_token"
+            f"{directory / _CONFIG} must name the padding token", remedy="add its pad_token"
         )
     return token
 
 
-def _side(directory: Path, settings: dict[str, Any], name: str, unstated: str) -> str:
-    side = settings.get(name, unstated)
+def _read_side(directory: Path, settings: dict[str, Any], name: str, default: str) -> str:
+    side = settings.get(name, default)
     if side not in ("left", "right"):
         raise ArtifactInvalid(
-            f"{directory / _CONFIG}: {name} is {side!r}", remedy="left and right are known"
+            f'{directory / _CONFIG}: {name} must be "left" or "right", got {side!r}'
         )
     return str(side)

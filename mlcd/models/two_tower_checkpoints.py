@@ -1,4 +1,4 @@
-"""The translation of two-tower weights: those of other projects to ours, and ours to theirs.
+"""Translates two-tower weights from other projects' names of tensors to ours, and back.
 
 clip        Hugging Face's CLIPModel
 siglip      Hugging Face's SiglipModel
@@ -25,19 +25,19 @@ _SIGLIP_PROJECTION: Final = "head.weight"
 _PATCHES: Final = "vision_model.embeddings.patch_embedding.weight"
 _SCALARS: Final[Mapping[Family, tuple[str, ...]]] = {
     "clip": ("logit_scale",),
-    "open_clip": ("logit_scale",),  # and logit_bias where the model was trained with SigLIP's loss
+    "open_clip": ("logit_scale",),  # and logit_bias if the model was trained with SigLIP's loss
     "siglip": ("logit_scale", "logit_bias"),
     "siglip2": ("logit_scale", "logit_bias"),
 }
-_NO_WEIGHTS: Final = (
-    "input_resolution", "context_length", "vocab_size",  # numbers that OpenAI's files hold
-    "text_model.embeddings.position_ids", "attn_mask",  # buffers that old files hold
+_NOT_WEIGHTS: Final = (
+    "input_resolution", "context_length", "vocab_size",  # numbers in OpenAI's files
+    "text_model.embeddings.position_ids", "attn_mask",  # buffers in old files
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TwoTowerState:
-    """The tensors of both towers in our names, and those that belong to neither."""
+    """The tensors of both towers in our names, and the two scalars of the logits."""
 
     family: Family
     vision: State
@@ -60,7 +60,7 @@ def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerSt
     Raises ArtifactInvalid naming `source`, and the tensor that is missing or unknown.
     """
     state = {
-        name: tensor for name, tensor in strip_wrappers(state).items() if name not in _NO_WEIGHTS
+        name: tensor for name, tensor in strip_wrappers(state).items() if name not in _NOT_WEIGHTS
     }
     family = _family(state, source)
     text = _open_clip_text(state) if family == "open_clip" else _hf_text(state)
@@ -87,7 +87,7 @@ def write_two_tower_state(towers: TwoTowers, family: Family) -> State:
     if towers.logit_bias is not None:
         scalars["logit_bias"] = towers.logit_bias.detach()
     if family == "open_clip":
-        # a projection with a bias is that of open_clip's custom text towers, which have a prefix
+        # only open_clip's custom text towers have a projection with bias; their names have a prefix
         prefix = "text." if "text_projection.bias" in text else ""
         return (
             {f"visual.{name}": tensor for name, tensor in vision.items()}
@@ -121,14 +121,14 @@ def _family(state: State, source: str) -> Family:
 
 
 def _hf_text(state: State) -> State:
-    text = _below(state, "text_model.")
+    text = _select_prefixed(state, "text_model.")
     if _CLIP_PROJECTION in state:
         text[_SIGLIP_PROJECTION] = state[_CLIP_PROJECTION]
     return text
 
 
 def _open_clip_text(state: State) -> State:
-    text = _below(state, "text.") or {
+    text = _select_prefixed(state, "text.") or {
         name: tensor for name, tensor in state.items() if not name.startswith(("visual.", "logit_"))
     }
     if "text_projection" in text:
@@ -149,7 +149,7 @@ def _write_text(state: State, layout: Foreign) -> State:
     return theirs
 
 
-def _below(state: State, prefix: str) -> State:
+def _select_prefixed(state: State, prefix: str) -> State:
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in state.items()

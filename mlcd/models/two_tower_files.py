@@ -1,7 +1,7 @@
-"""The directories of two-tower models: both towers, the preprocessing of images and the tokenizer.
+"""Directories of two-tower models: both towers, the preprocessing of images and the tokenizer.
 
-Read are those of transformers (`CLIPModel`, `SiglipModel`, `Siglip2Model`) and of open_clip;
-written are those of transformers.
+Reads directories of transformers (`CLIPModel`, `SiglipModel`, `Siglip2Model`) and of open_clip;
+writes directories of transformers.
 """
 
 import json
@@ -56,7 +56,7 @@ class TwoTowerModel:
 
 
 def states_two_towers(folder: Path) -> bool:
-    """Tells whether the configs in a directory state a text tower beside that of images."""
+    """Tells whether the configs in a directory describe a text tower and an image tower."""
     if (path := folder / OPEN_CLIP_CONFIG).is_file():
         model = read_object(path).get("model_cfg")
         return isinstance(model, dict) and isinstance(model.get("text_cfg"), dict)
@@ -67,8 +67,8 @@ def states_two_towers(folder: Path) -> bool:
 def read_two_towers(spec: str) -> TwoTowerModel:
     """Reads the directory, or `hub:ORGANIZATION/MODEL`, of a two-tower model, in float32.
 
-    Raises NotFound, ArtifactInvalid naming file and tensor, and ConfigInvalid where the files do
-    not say what the model needs.
+    Raises NotFound, ArtifactInvalid naming file and tensor, and ConfigInvalid if a config is
+    missing or unsupported.
     """
     folder = locate(spec)
     vision, text, preprocess = _read_configs(folder)
@@ -80,10 +80,10 @@ def read_two_towers(spec: str) -> TwoTowerModel:
 
 
 def write_two_towers(model: TwoTowerModel, folder: Path, family: HfFamily) -> None:
-    """Writes what transformers' CLIPModel, SiglipModel or Siglip2Model and their processors load,
+    """Writes the files of transformers' CLIPModel, SiglipModel or Siglip2Model and its processors
     into an existing directory.
 
-    Raises ConfigInvalid, before it writes anything, where that class cannot hold the towers.
+    Raises ConfigInvalid, before writing, if the class does not support the towers.
     """
     config = write_hf_two_tower_config(model.towers, family)
     state = {
@@ -105,7 +105,7 @@ def _read_configs(folder: Path) -> tuple[ViTConfig, TextConfig, PreprocessSpec]:
         return vision, read_open_clip_text_config(path), preprocess
     if not (path := folder / HF_CONFIG).is_file():
         raise ConfigInvalid(
-            f"{folder} does not say what its towers are",
+            f"{folder} must have a config of its towers, found none",
             remedy=f"put its {HF_CONFIG} or {OPEN_CLIP_CONFIG} beside the weights",
         )
     text = read_hf_text_config(path)
@@ -114,7 +114,7 @@ def _read_configs(folder: Path) -> tuple[ViTConfig, TextConfig, PreprocessSpec]:
         if (folder / name).is_file():
             return vision, text, read_hf_preprocessing(folder / name)
     raise ConfigInvalid(
-        f"{folder} has no {HF_PREPROCESSING[0]}: its preprocessing is not stated",
+        f"{folder} lacks {HF_PREPROCESSING[0]}, so its preprocessing is unknown",
         remedy="add the file",
     )
 

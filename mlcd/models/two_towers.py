@@ -1,5 +1,4 @@
-"""A model of images and texts in one space: two towers and the temperature that they were trained
-with.
+"""A model of images and texts in one space: two towers and their learned temperature.
 
 Shapes: M images, N texts, D embedding dimension.
 """
@@ -29,8 +28,8 @@ class TwoTowers(nn.Module):
         super().__init__()
         if vision.config.output_dim != text.config.embedding_dim:
             raise ConfigInvalid(
-                f"the image tower's embedding has {vision.config.output_dim} dimensions, the text"
-                f" tower's {text.config.embedding_dim}"
+                "both towers need embeddings of the same dimension, got"
+                f" {vision.config.output_dim} for images and {text.config.embedding_dim} for texts"
             )
         self.vision = vision
         self.text = text
@@ -40,7 +39,7 @@ class TwoTowers(nn.Module):
         )
 
     def forward(self, pixels_MCHW: Tensor, ids_NT: Tensor) -> Tensor:
-        """Returns the logits of every image with every text, [M, N]."""
+        """Returns the logits of every pair of image and text, [M, N]."""
         image_MD, text_ND = self.embed_images(pixels_MCHW), self.embed_texts(ids_NT)
         logits_MN = torch.exp(self.logit_scale) * image_MD @ text_ND.T
         return logits_MN if self.logit_bias is None else logits_MN + self.logit_bias

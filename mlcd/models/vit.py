@@ -20,20 +20,21 @@ from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes, 
 from mlcd.models.rope import RotaryPositions
 
 Positions = Literal["learned", "rope"]
-# class_token: CLIP's and MLCD's. attention: SigLIP's head in place of a class token (siglip.py).
+# class_token: in CLIP and MLCD. attention: SigLIP's head, without a class token (siglip.py).
 Pooling = Literal["class_token", "attention"]
-# projected: [B, D] after the projection. pooled: [B, W], the class token after the last norm, or
-# what attention pools. patches: [B, P, W], before the last norm. penultimate_patches: patches one
-# block earlier, which vision-language models take (`hidden_states[-2]` without the class token).
+# projected: [B, D], after the projection. pooled: [B, W], the class token after the last norm, or
+# the output of attention pooling. patches: [B, P, W], before the last norm. penultimate_patches:
+# patches one block earlier, the input of vision-language models (`hidden_states[-2]` without the
+# class token).
 Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """The sizes of a tower. With embedding_dim None the embedding is the pooled output, without a
-    projection.
+    """The sizes of a tower.
 
-    registers: learned tokens that stand for no place and no output (Darcet et al., 2024).
+    embedding_dim: dimension of the projection; None means that the embedding is the pooled output.
+    registers: number of learned tokens without position and output (Darcet et al., 2024).
     """
 
     image_size: int
@@ -54,10 +55,11 @@ class ViTConfig:
         if min(sizes) < 1 or (self.embedding_dim is not None and self.embedding_dim < 1):
             raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
         check_block_sizes(self)
-        # SigLIP's towers leave out the pixels beyond the last whole patch (384 = 27 * 14 + 6)
+        # SigLIP's towers ignore the pixels beyond the last whole patch (384 = 27 * 14 + 6)
         if self.image_size % self.patch_size and self.pooling == "class_token":
             raise ConfigInvalid(
-                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+                f"image_size must be a multiple of patch_size {self.patch_size},"
+                f" got {self.image_size}"
             )
         if self.positions not in ("learned", "rope"):
             raise ConfigInvalid(f"unknown positions {self.positions}", remedy="use learned or rope")
@@ -68,12 +70,12 @@ class ViTConfig:
                 f"unknown pooling {self.pooling}", remedy="use class_token or attention"
             )
         if self.registers < 0:
-            raise ConfigInvalid(f"a tower cannot have {self.registers} registers")
+            raise ConfigInvalid(f"registers must be at least 0, got {self.registers}")
         if self.pooling == "attention" and (
             self.positions != "learned" or self.embedding_dim or self.registers
         ):
             raise ConfigInvalid(
-                "a tower of attention pooling has learned positions, no projection and no registers"
+                "attention pooling needs learned positions, no projection and no registers"
             )
 
     @property
@@ -82,8 +84,8 @@ class ViTConfig:
 
     @property
     def num_tokens(self) -> int:
-        before = 1 + self.registers if self.pooling == "class_token" else 0
-        return before + self.num_patches
+        num_extra = 1 + self.registers if self.pooling == "class_token" else 0
+        return num_extra + self.num_patches
 
     @property
     def output_dim(self) -> int:
@@ -102,12 +104,12 @@ class ViTConfig:
             return cls(**fields)
         except TypeError as error:
             raise ConfigInvalid(
-                f"the model's config is not a ViT config: {sorted(fields)}"
+                f"the model's config must have the fields of a ViT, got {sorted(fields)}"
             ) from error
 
 
 class VisionTower(nn.Module):
-    """The image half of a model, whichever way it pools."""
+    """An image tower with either kind of pooling."""
 
     config: ViTConfig
     blocks: nn.ModuleList
@@ -124,10 +126,10 @@ class VisionTower(nn.Module):
 
 
 class ViT(VisionTower):
-    """A tower of float32 [B, 3, H, W], normalized, to the embedding [B, D] (not of unit length).
+    """A tower from normalized float32 [B, 3, H, W] to embeddings [B, D] (not of unit length).
 
-    H and W may be any multiples of the patch size: rotary angles follow the grid, and learned
-    positions are resized to it bicubically.
+    H and W may be any multiples of the patch size: rotary angles are computed for the grid, and
+    learned positions are resized to it bicubically.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -154,13 +156,13 @@ class ViT(VisionTower):
 
     def initialize(self, generator: torch.Generator) -> None:
         """Draws CLIP's initialization (openai/CLIP model.py) from `generator`."""
-        own = {
+        deviations = {
             "patch.weight": (3 * self.config.patch_size**2) ** -0.5,
             "cls": self.config.width**-0.5,
             "registers": self.config.width**-0.5,
             "rope.cls_angle": (self.config.head_dim // 2) ** -0.5,
         }
-        initialize(self, self.config, self.config.depth, own, generator)
+        initialize(self, self.config, self.config.depth, deviations, generator)
 
     def forward(
         self,
@@ -168,14 +170,14 @@ class ViT(VisionTower):
         output: Output | None = None,
         branch_scales: Tensor | None = None,
     ) -> Tensor:
-        """Returns an output of the tower; None means projected where there is a projection, else
+        """Returns an output of the tower; None means projected if there is a projection, otherwise
         pooled.
 
-        branch_scales: [blocks, 2, B], see `TransformerBlock.forward`. Raises ConfigInvalid for the
-        projection of a tower without one.
+        branch_scales: [blocks, 2, B], see `TransformerBlock.forward`. Raises ConfigInvalid for
+        `projected` if the tower lacks a projection.
         """
         if output == "projected" and self.config.embedding_dim is None:
-            raise ConfigInvalid("this tower lacks a projection", remedy="take the output pooled")
+            raise ConfigInvalid("this tower lacks a projection", remedy="use the output `pooled`")
         patch_BWhw = self.patch(pixels_BCHW)
         grid = (patch_BWhw.shape[2], patch_BWhw.shape[3])
         x_BTW = torch.cat(
@@ -191,7 +193,7 @@ class ViT(VisionTower):
         for block, scale in zip(self.blocks[:-1], scales, strict=False):
             x_BTW = block(x_BTW, rotation, scale)
         if output != "penultimate_patches":
-            # Only the class token is needed after this; for B/32 this saves 7 % of the work.
+            # Without patches, only the class token is needed; for B/32 this saves 7 % of the work.
             num_queries = None if output == "patches" else 1
             x_BTW = self.blocks[-1](x_BTW, rotation, scales[-1], num_queries=num_queries)
         if output in ("patches", "penultimate_patches"):
@@ -211,9 +213,9 @@ class ViT(VisionTower):
 
 
 def resize_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resizes learned positions of a square grid to another one: bicubic, as in transformers.
+    """Resizes learned positions of a square grid to another grid: bicubic, as in transformers.
 
-    The class token's, where the table has one more row than a square, stays.
+    If the table has one row more than a square, the first row is the class token's and stays.
     """
     side = math.isqrt(len(pos_TW))
     class_token = len(pos_TW) - side**2

@@ -1,6 +1,5 @@
-"""The location of weights: a file, a directory of Hugging Face or open_clip, or the hub.
-
-This module finds and identifies weights and loads nothing.
+"""Finds and identifies weights, without loading them: a file, a directory of Hugging Face or
+open_clip, or the hub.
 """
 
 import hashlib
@@ -28,16 +27,14 @@ _WEIGHTS: Final = (
 
 
 def locate(spec: str) -> Path:
-    """Returns the directory or file that `spec` names, fetched where it is on the hub; raises
-    NotFound.
-    """
+    """Returns the directory or file of `spec`, downloading a model of the hub; raises NotFound."""
     if spec.startswith(hub.PREFIX):
         return hub.fetch(spec)
     path = Path(spec)
     refuse_unfinished(path)
     if not path.exists():
         remedy = (
-            "give starter, a directory made by `mlcd export` or of Hugging Face's layout, "
+            "give starter, a directory of `mlcd export` or in Hugging Face's layout, "
             "or a file of weights"
         )
         if hub.looks_like_hub_name(spec):
@@ -47,18 +44,20 @@ def locate(spec: str) -> Path:
 
 
 def refuse_part(spec: str) -> None:
-    """Raises ArtifactInvalid for a folder inside a model, a checkpoint or a run.
-
-    Such a folder alone lacks what is beside it.
+    """Raises ArtifactInvalid for a folder inside a model, a checkpoint or a run, because it lacks
+    the files beside it.
     """
     path = Path(spec)
     if path.is_dir() and not (path / MANIFEST).is_file() and near(path, *_KINDS) == path.parent:
-        raise ArtifactInvalid(f"{path} is a part of a model", remedy=f"did you mean {path.parent}?")
+        raise ArtifactInvalid(
+            f"{path} must be a whole model, got a folder inside one",
+            remedy=f"did you mean {path.parent}?",
+        )
 
 
 def source_files(spec: str) -> list[Path]:
-    """Returns the files that decide which model `spec` is, in a fixed order; raises ArtifactInvalid
-    where there are none.
+    """Returns the files that identify the model `spec`, in a fixed order; raises ArtifactInvalid
+    if there are none.
     """
     path = locate(spec)
     if path.is_file():
@@ -74,8 +73,8 @@ def weights_in(folder: Path) -> Path:
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    meant = near(folder, *_KINDS)
-    remedy = f"it needs one of {', '.join(_WEIGHTS)}" if meant is None else f"did you mean {meant}?"
+    model = near(folder, *_KINDS)
+    remedy = f"it needs one of {', '.join(_WEIGHTS)}" if model is None else f"did you mean {model}?"
     raise ArtifactInvalid(f"{folder} must hold weights, found none", remedy=remedy)
 
 
@@ -92,9 +91,9 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def read_index(path: Path) -> dict[str, str] | None:
-    """Returns the name of the shard of each tensor in an index; None for other files.
+    """Returns the name of each tensor's shard from an index; None for other files.
 
-    Raises ArtifactInvalid for one that is damaged.
+    Raises ArtifactInvalid if the index is damaged.
     """
     if not path.name.endswith(".index.json"):
         return None
@@ -108,7 +107,7 @@ def read_index(path: Path) -> dict[str, str] | None:
     for tensor, name in index.items():
         if not isinstance(name, str) or name in ("", ".", "..") or _SEPARATORS.search(name):
             raise ArtifactInvalid(
-                f"{path} gives {tensor} the file {name!r}, which is not beside it",
+                f"{path} must place {tensor} in a file beside it, got {name!r}",
                 remedy="restore the file",
             )
     if not index:
@@ -117,7 +116,7 @@ def read_index(path: Path) -> dict[str, str] | None:
 
 
 def _check_file(path: Path, index: str | None) -> None:
-    """Raises ArtifactInvalid where weights are missing, a directory or a pointer of Git LFS."""
+    """Raises ArtifactInvalid if weights are missing, a directory or a pointer of Git LFS."""
     try:
         with path.open("rb") as file:
             start = file.read(len(_LFS))
@@ -137,9 +136,7 @@ def _check_file(path: Path, index: str | None) -> None:
 
 
 def digest_of_weights(spec: str) -> str:
-    """Returns the SHA-256 over names and bytes of the source files; it does not depend on where
-    they are.
-    """
+    """Returns the SHA-256 of names and bytes of the source files; their folder does not count."""
     sha256 = hashlib.sha256()
     for path in source_files(spec):
         sha256.update(f"{path.name}\0{path.stat().st_size}\0".encode())

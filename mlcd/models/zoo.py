@@ -1,4 +1,4 @@
-"""The models by name or path: published towers, directories of Hugging Face and open_clip, bare
+"""Loads models by name or path: published towers, directories of Hugging Face and open_clip, bare
 weights, our artifacts.
 """
 
@@ -32,9 +32,9 @@ from mlcd.models.weight_files import (
 
 @dataclass(frozen=True)
 class Published:
-    """The facts about a published tower that its bare weights do not state.
+    """The facts about a published tower that its bare weights do not contain.
 
-    hub: where its weights are; None for OpenAI's files.
+    hub: name of its weights on the hub; None for OpenAI's files.
     """
 
     config: ViTConfig
@@ -57,8 +57,8 @@ def _big_g(size: int) -> ViTConfig:
     return ViTConfig(size, 14, 1664, 48, 16, 8192, activation="gelu", positions="rope")
 
 
-# The sizes are those of Table 9 of the paper and of the repositories' configs; the activations are
-# those that the configs state.
+# The sizes are from Table 9 of the paper and the repositories' configs, the activations from the
+# configs.
 PUBLISHED: Final[Mapping[str, Published]] = {
     "mlcd-vit-base-patch32-224": Published(_base(32), "DeepGlint-AI/mlcd-vit-base-patch32-224"),
     "mlcd-vit-large-patch14-336": Published(_large(336), "DeepGlint-AI/mlcd-vit-large-patch14-336"),
@@ -82,9 +82,10 @@ PUBLISHED: Final[Mapping[str, Published]] = {
 class LoadOptions:
     """The user's choices.
 
-    like: a published tower whose sizes, activation and preprocessing bare weights have.
-    clip_preprocessing: CLIP's, where the directory states none. projection: False leaves it out.
-    image_size: another resolution; learned positions are resized. exif: None keeps `apply`.
+    like: name of a published tower with the sizes, activation and preprocessing of bare weights.
+    clip_preprocessing: whether to use CLIP's if the directory has no preprocessing. projection:
+    False drops it. image_size: new resolution; learned positions are resized. exif: value of the
+    preprocessing's field; None keeps it.
     """
 
     like: str | None = None
@@ -101,7 +102,7 @@ def load(spec: str, options: LoadOptions | None = None) -> Servable:
     (.safetensors, .pt, .pth, .bin), or `hub:ORGANIZATION/MODEL`.
 
     Raises NotFound, ArtifactInvalid naming file and tensor, ConfigInvalid naming the option that
-    settles what the files do not say, and Unavailable where the hub cannot be reached.
+    supplies what the files lack, and Unavailable if the hub cannot be reached.
     """
     options = options or LoadOptions()
     path = locate(spec)
@@ -128,21 +129,22 @@ def _load_foreign(path: Path, options: LoadOptions) -> Servable:
         config = read_hf_config(folder / HF_CONFIG, projection="proj.weight" in state)
         if options.image_size is not None and is_naflex(folder / HF_CONFIG):
             raise ConfigInvalid(
-                f"{folder} is of a Siglip2Model, whose positions are not resized as others are",
+                f"positions of a Siglip2Model cannot be resized: {folder}",
                 remedy="leave out --image-size",
             )
         preprocess = _hf_preprocessing(folder, config, options)
     else:
         raise ConfigInvalid(
-            f"{weights} does not say its heads, activation and preprocessing",
-            remedy=f"`mlcd export {weights} OUT --like NAME` settles them, "
-            f"NAME one of {', '.join(PUBLISHED)}; or put its config.json and "
-            f"preprocessor_config.json, or {OPEN_CLIP_CONFIG}, beside it",
+            f"{weights} lacks the number of heads, the activation and the preprocessing",
+            remedy=f"run `mlcd export {weights} OUT --like NAME` with NAME one of "
+            f"{', '.join(PUBLISHED)}; or put its config.json and preprocessor_config.json, or "
+            f"{OPEN_CLIP_CONFIG}, beside it",
         )
     trunk = tower_of(config, state, str(weights), shown=lambda name: name_in(layout, name))
     if preprocess.crop != config.image_size and options.image_size is None:
         raise ConfigInvalid(
-            f"{folder} prepares {preprocess.crop} pixels for a tower of {config.image_size}",
+            f"preprocessing and tower need one image size, got {preprocess.crop} and"
+            f" {config.image_size} in {folder}",
             remedy="choose one with `mlcd export --image-size`",
         )
     return Servable(trunk, preprocess).eval()
@@ -155,7 +157,7 @@ def _hf_preprocessing(folder: Path, config: ViTConfig, options: LoadOptions) -> 
     if options.clip_preprocessing:
         return clip_preprocessing(config.image_size)
     raise ConfigInvalid(
-        f"{folder} has no {HF_PREPROCESSING[0]}: its preprocessing is not stated",
+        f"{folder} lacks {HF_PREPROCESSING[0]}, so its preprocessing is unknown",
         remedy=f"add the file, or `mlcd export {folder} OUT --preprocess clip` if it is CLIP's",
     )
 
@@ -179,9 +181,9 @@ def _adjust(model: Servable, options: LoadOptions) -> Servable:
 
 
 def at_resolution(model: Servable, size: int) -> Servable:
-    """Returns the model for pictures of another resolution.
+    """Returns the model for images of another resolution.
 
-    Learned positions are resized to the new grid of patches; rotary ones follow it by themselves.
+    Learned positions are resized to the new grid of patches; rotary positions need no change.
     """
     config, preprocess = model.trunk.config, model.preprocess
     state = dict(model.trunk.state_dict())

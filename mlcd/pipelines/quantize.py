@@ -75,7 +75,7 @@ def quantize_model(
     config = {**model.config, "int8_images": num}
     request = Request("model", config, tuple(parents), model.fingerprint)
     if (done := find_published(out, request)) is not None:
-        Int8Agreement.of(done.summary).check(spec, min_cosine)
+        Int8Agreement.from_manifest(done.summary).check(spec, min_cosine)
         return done
     check_precision("int8")
     require_nncf()

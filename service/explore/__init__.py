@@ -1,1 +1,1 @@
-"""One person's photographs on one page: `mlcd explore`. Opened by `mlcd.service.resources`."""
+"""Groups and names a user's photographs on one page, for `mlcd explore`."""

@@ -1,8 +1,8 @@
-"""The making of one page of photographs: a thread takes the pictures of a place into a collection,
-then groups and names them, each visible as soon as it is there.
+"""Explores a place of pictures on a thread: adds them to a collection, then groups and names them,
+with each result visible immediately.
 
-What is done stays done: the collection and the list of pictures are durable after every few
-pictures, and each artifact is published whole. After a kill the next start goes on.
+Finished work survives a kill, and the next start continues: the collection and the list of pictures
+are durable after every block of pictures, and artifacts are published atomically.
 """
 
 import logging
@@ -36,37 +36,39 @@ from mlcd.types import SampleKey
 
 _log = logging.getLogger("mlcd.explore")
 
-_FEW: Final = 40  # pictures, of which too few could be held out for a choice
-_PICTURES_A_CLUSTER: Final = 8  # of few
-_LEAST_TO_COMPARE: Final = 5  # pictures a cluster; a fifth of them is held out to compare
-_MOST_COMPARED: Final = 30_000  # pictures; clustering more several times takes minutes
-_MOST_CLUSTERS: Final = 2000
-_LADDER: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)  # times the root of the number of pictures
-_MAY_CHANGE: Final = 0.2  # share of pictures that may come or go until all are clustered anew
+# Fewer pictures are too few to hold some out, so the number of clusters is not compared.
+_MIN_COMPARED: Final = 40
+_PICTURES_PER_CLUSTER: Final = 8  # with fewer than _MIN_COMPARED pictures
+# the fewest pictures per cluster in a comparison, which holds out a fifth of them
+_MIN_PICTURES_PER_CLUSTER: Final = 5
+_MAX_COMPARED: Final = 30_000  # pictures; comparing clusterings of more takes minutes
+_MAX_CLUSTERS: Final = 2000  # with more than _MAX_COMPARED pictures
+_FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)  # of the square root of the number of pictures
+_MAX_CHANGE: Final = 0.2  # fraction of changed pictures after which all are clustered again
 _WORDS: Final = "imagenet"
-_TEMPLATES: Final = "plain"  # one prompt a word: the first name within a minute counts more
+_TEMPLATES: Final = "plain"  # one prompt per word, for names within a minute
 
 
 @dataclass(frozen=True)
 class ExplorationParts:
-    """The parts that an exploration works with, all of the served model.
+    """The parts of the server that an exploration uses.
 
-    take_centers: serves the centers at a path from now on. names_by_hand: the names that people
-    gave to the centers at a path, by id. give_name: gives one of them a name. has_texts: the model
-    reads words.
+    serve_centers: serves the centers at a path from now on. read_given_names: returns the names
+    that users gave to the centers at a path, by id. set_name: names a center at a path. has_texts:
+    whether the model has a text tower.
     """
 
     encoder: Encoder
     collection: CollectionPort
-    take_centers: Callable[[Path], None]
-    names_by_hand: Callable[[Path], Mapping[int, str]]
-    give_name: Callable[[Path, int, str], None]
+    serve_centers: Callable[[Path], None]
+    read_given_names: Callable[[Path], Mapping[int, str]]
+    set_name: Callable[[Path, int, str], None]
     has_texts: bool
     thumbnail_side: int
 
 
 class Exploration:
-    """The exploration of one place, made by a thread of its own."""
+    """The exploration of one place, on a separate thread."""
 
     def __init__(self, state: PlaceState, facts: PlaceFacts, parts: ExplorationParts) -> None:
         self.state, self._facts, self._parts = state, facts, parts
@@ -74,8 +76,8 @@ class Exploration:
         self._pictures = SeenPictures(state.pictures)
         self._source: Source | None = None
         self._steps = ExplorationSteps()
-        self._wanted = threading.Event()
-        self._asked: int | None = None
+        self._recluster = threading.Event()
+        self._requested_clusters: int | None = None
         self._thread = threading.Thread(target=self._run, name="explore", daemon=True)
 
     @property
@@ -86,32 +88,35 @@ class Exploration:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the work after the present picture, and the running command; from any thread."""
+        """Ends the work after the current picture, and the running command. Any thread may call."""
         self._steps.stop()
-        self._wanted.set()
+        self._recluster.set()
 
     def join(self, timeout_s: float) -> None:
         self._thread.join(timeout_s)
 
     def cluster_again(self, clusters: int | None) -> None:
-        """Asks for another number of clusters; None has it chosen. The latest wish counts.
+        """Requests another number of clusters, or None to choose it; the latest request counts.
 
         Raises InvalidInput for more clusters than pictures.
         """
         num = len(self._parts.collection)
         if clusters is not None and not 1 <= clusters <= num:
             raise InvalidInput(f"clusters must be between 1 and {num}, got {clusters}")
-        self._asked = clusters
-        if self.board.now.stage in ("done", "failed"):  # who asks next must not find the old groups
+        self._requested_clusters = clusters
+        if self.board.now.stage in (
+            "done",
+            "failed",
+        ):  # clients must not see the old groups as done
             self.board.begin("cluster")
-        self._wanted.set()
+        self._recluster.set()
 
-    def list_skipped(self, most: int) -> list[tuple[SampleKey, SeenPicture]]:
-        """Returns the first files that cannot be used."""
-        return self._pictures.list_skipped()[:most]
+    def list_skipped(self, limit: int) -> list[tuple[SampleKey, SeenPicture]]:
+        """Returns the first `limit` files that cannot be used."""
+        return self._pictures.list_skipped()[:limit]
 
     def read(self, key: SampleKey) -> bytes:
-        """Returns the file of a picture. Raises NotFound, ImageRejected where it cannot be read."""
+        """Returns the bytes of a picture. Raises NotFound, and ImageRejected if unreadable."""
         if self._source is not None and key in self._pictures.by_key:
             entries = self._source.entries
             index = entries.find(pa.chunked_array([pa.array([key], pa.large_string())]))[0]
@@ -120,7 +125,7 @@ class Exploration:
         raise NotFound("the picture does not exist")
 
     def commands(self) -> list[str]:
-        """Returns the commands that make the same, one by one."""
+        """Returns the commands that would give the same result step by step."""
         place, state, model = self.place, self.state, self._facts.model
         embeddings, centers = str(state.embeddings), str(state.centers)
         collection = str(state.path / "collections" / COLLECTION)
@@ -139,17 +144,17 @@ class Exploration:
 
     def _run(self) -> None:
         try:
-            self._show_failure_of(self._make)
+            self._run_reporting_errors(self._explore)
             while True:
-                self._wanted.wait()
-                self._wanted.clear()
+                self._recluster.wait()
+                self._recluster.clear()
                 self._steps.check()
-                self._show_failure_of(self._make_again)
+                self._run_reporting_errors(self._explore_again)
         except ExplorationStopped:
             pass
 
-    def _show_failure_of(self, work: Callable[[], None]) -> None:
-        """Does work; an error is shown in the page, and what was made is served."""
+    def _run_reporting_errors(self, work: Callable[[], None]) -> None:
+        """Runs work; shows an error in the page, where earlier results stay."""
         try:
             work()
         except MlcdError as error:
@@ -157,15 +162,15 @@ class Exploration:
             self._fail(str(error))
         except ExplorationStopped:
             raise
-        except Exception as error:  # noqa: BLE001 - the thread would end without a word in the page
+        except Exception as error:  # noqa: BLE001 - otherwise the page would not show the error
             _log.exception("the exploration stopped")
-            self._fail(f"an error of mlcd itself ({type(error).__name__}): the log has it")
+            self._fail(f"an internal error ({type(error).__name__}): see the log")
 
     def _fail(self, text: str) -> None:
         self.board.begin("failed")
         self.board.show(error=text)
 
-    def _make(self) -> None:
+    def _explore(self) -> None:
         has_centers = self._show_centers()
         self.board.show(pictures=len(self._parts.collection))
         self.board.begin("list")
@@ -174,15 +179,15 @@ class Exploration:
         source.check_not_empty()
         self._source = source
         self._take_in(source)
-        if not has_centers or self._facts.changed > _MAY_CHANGE * self._facts.clustered:
+        if not has_centers or self._facts.changed > _MAX_CHANGE * self._facts.clustered:
             self._cluster(source)
         self._label_and_name()
         self.board.begin("done")
 
-    def _make_again(self) -> None:
+    def _explore_again(self) -> None:
         if self._source is None:
             raise NotFound(f"the pictures of {self.place} cannot be listed")
-        self._facts = self.state.update(self._facts, clusters=self._asked)
+        self._facts = self.state.update(self._facts, clusters=self._requested_clusters)
         self._cluster(self._source)
         self._label_and_name()
         self.board.begin("done")
@@ -208,11 +213,11 @@ class Exploration:
             )
 
     def _show_centers(self) -> bool:
-        """Serves the centers, where there are any."""
+        """Serves the centers if they exist; returns whether they do."""
         if not (self.state.centers / MANIFEST).is_file():
             return False
         centers = Centers.read(open_artifact(self.state.centers, "centers"))
-        self._parts.take_centers(self.state.centers)
+        self._parts.serve_centers(self.state.centers)
         self.board.show(clusters=len(centers.vectors))
         return True
 
@@ -220,7 +225,7 @@ class Exploration:
         self.board.begin("cluster")
         state, parts, pictures = self.state, self._parts, self._pictures
         if (state.centers / MANIFEST).is_file():
-            save_names(state, parts.names_by_hand(state.centers))
+            save_names(state, parts.read_given_names(state.centers))
         state.remove_clustering()
         write_embeddings(
             source,
@@ -237,29 +242,29 @@ class Exploration:
                 for key, picture in pictures.list_skipped()
             ],
         )
-        numbers = self._numbers_of_clusters()
-        how = "--clusters" if len(numbers) == 1 else "--choose-k"
+        cluster_counts = self._choose_cluster_counts()
+        option = "--clusters" if len(cluster_counts) == 1 else "--choose-k"
         command = ["cluster", str(state.embeddings), str(state.centers)]
-        command += [how, ",".join(map(str, numbers)), "--hold-out", "0"]
+        command += [option, ",".join(map(str, cluster_counts)), "--hold-out", "0"]
         if not parts.has_texts:
             command.append("--names")
         self._steps.run(command, self._report)
-        self.board.show(considered=tuple(numbers) if len(numbers) > 1 else ())
+        self.board.show(considered=tuple(cluster_counts) if len(cluster_counts) > 1 else ())
         self._facts = state.update(self._facts, clustered=len(parts.collection), changed=0)
 
-    def _numbers_of_clusters(self) -> list[int]:
-        """Returns the number of clusters, or those to choose from."""
+    def _choose_cluster_counts(self) -> list[int]:
+        """Returns one number of clusters, or several numbers to compare."""
         items = (item for block in self._parts.collection.items() for item in block)
         distinct = len({item.embedding.tobytes() for item in items})
         if self._facts.clusters is not None:
             return [min(self._facts.clusters, distinct)]
-        if distinct < _FEW:
-            return [max(1, distinct // _PICTURES_A_CLUSTER)]
+        if distinct < _MIN_COMPARED:
+            return [max(1, distinct // _PICTURES_PER_CLUSTER)]
         root = math.sqrt(distinct)
-        if distinct > _MOST_COMPARED:
-            return [min(round(2 * root), _MOST_CLUSTERS)]
-        most = distinct // _LEAST_TO_COMPARE
-        return sorted({max(2, min(round(root * factor), most)) for factor in _LADDER})
+        if distinct > _MAX_COMPARED:
+            return [min(round(2 * root), _MAX_CLUSTERS)]
+        max_clusters = distinct // _MIN_PICTURES_PER_CLUSTER
+        return sorted({max(2, min(round(root * factor), max_clusters)) for factor in _FACTORS})
 
     def _report(self, event: dict[str, Any]) -> None:
         if "stage" in event:
@@ -267,9 +272,9 @@ class Exploration:
             self.board.advance(int(event["done"]))
 
     def _label_and_name(self) -> None:
-        """Labels what was clustered and names the centers, where that is missing.
+        """Labels the clustered pictures and names the centers, unless that is done.
 
-        The new centers are served with the names that people gave; those from words come later.
+        Serves new centers with the names that users gave; names from words follow later.
         """
         state = self.state
         is_new = not (state.labels / MANIFEST).is_file()
@@ -277,7 +282,7 @@ class Exploration:
             self.board.begin("label")
             rows = [str(state.embeddings), str(state.labels)]
             self._steps.run(["label", *rows, "--centers", str(state.centers)], self._report)
-        restore_names(state, partial(self._parts.give_name, state.centers))
+        restore_names(state, partial(self._parts.set_name, state.centers))
         if is_new:
             self._show_centers()
         if self._parts.has_texts and not (state.centers / "names").is_dir():

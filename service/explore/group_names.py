@@ -1,4 +1,4 @@
-"""The names that people gave to groups, kept while the pictures are grouped anew."""
+"""Keeps the names that users gave to groups while the pictures are clustered again."""
 
 import json
 from collections import Counter
@@ -14,10 +14,10 @@ _FILE: Final = "kept-names.json"
 
 
 def save_names(state: PlaceState, names: Mapping[int, str]) -> None:
-    """Writes which pictures each name belongs to, before their grouping is removed.
+    """Writes the pictures of each name, before their clustering is removed.
 
-    names: those that people gave, by the center's id. Without labels nothing is written, and what
-    an interrupted run has kept stays.
+    names: names that users gave, by center id. Without labels nothing is written, and the file of
+    an interrupted run stays.
     """
     if not names or not (state.labels / MANIFEST).is_file():
         return
@@ -30,23 +30,23 @@ def save_names(state: PlaceState, names: Mapping[int, str]) -> None:
         temporary.write_text(json.dumps(groups), encoding="utf-8")
 
 
-def restore_names(state: PlaceState, give: Callable[[int, str], None]) -> None:
-    """Gives each kept name to the new group that holds more than half of its pictures.
+def restore_names(state: PlaceState, set_name: Callable[[int, str], None]) -> None:
+    """Gives each saved name to the new group with more than half of its pictures.
 
-    give: names a center. Of two names for one group the one of more pictures is given.
+    set_name: names a center. If two names match one group, the name with more pictures wins.
     """
     path = state.path / _FILE
     if not path.is_file():
         return
     groups: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     labels = LabelTable.open(state.labels)
-    center_of = dict(zip(labels.keys, labels.ids[:, 0].tolist(), strict=True))
-    chosen: dict[int, tuple[int, str]] = {}
+    centers_by_key = dict(zip(labels.keys, labels.ids[:, 0].tolist(), strict=True))
+    names: dict[int, tuple[int, str]] = {}
     for name, keys in groups.items():
-        centers = Counter(center_of[key] for key in keys if key in center_of)
-        for center, num in centers.most_common(1):
-            if 2 * num > centers.total():
-                chosen[center] = max(chosen.get(center, (0, "")), (num, name))
-    for center, (_, name) in chosen.items():
-        give(center, name)
+        counts = Counter(centers_by_key[key] for key in keys if key in centers_by_key)
+        for center, num in counts.most_common(1):
+            if 2 * num > counts.total():
+                names[center] = max(names.get(center, (0, "")), (num, name))
+    for center, (_, name) in names.items():
+        set_name(center, name)
     path.unlink()

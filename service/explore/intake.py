@@ -1,4 +1,4 @@
-"""The pictures of a place to a collection: new and changed ones are embedded, gone ones deleted."""
+"""Updates a collection from a place: embeds new and changed pictures, deletes missing ones."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,19 +18,20 @@ from mlcd.images.source import Source
 from mlcd.pipelines.encoded import encode_entries
 from mlcd.randomness import hash_counters
 from mlcd.service.explore.progress_board import ProgressBoard
-from mlcd.service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures, stamps_of
+from mlcd.service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures, read_stamps
 from mlcd.types import SampleKey
 
-_FIRST_BLOCK: Final = 4  # pictures until something is to be seen
-_BLOCK: Final = 64  # pictures of one transaction, which is what a kill loses
-_NEWEST: Final = 128  # pictures that the page is told of while others are looked at
+_FIRST_BLOCK: Final = 4  # pictures in the first block, so that the page soon shows some
+_BLOCK: Final = 64  # pictures per transaction; a kill loses at most these
+_NUM_NEWEST: Final = 128  # newest pictures that the page shows during the intake
 
 
 @dataclass(frozen=True)
 class PictureIntake:
-    """The pictures of `source` on their way into `collection`.
+    """Adds the pictures of `source` to `collection`.
 
-    check: called after every picture; what it raises ends the work, and the next run goes on.
+    pictures: list of pictures that were processed. check: called after every picture; an error that
+    it raises ends the work, which the next run continues.
     """
 
     source: Source
@@ -42,40 +43,45 @@ class PictureIntake:
     thumbnail_side: int
 
     def run(self) -> int:
-        """Brings the collection to what the place holds now.
+        """Updates the collection to the present pictures of the place.
 
-        Returns how many pictures were looked at or deleted.
+        Returns the number of pictures that were processed or deleted.
         """
         entries = self.source.entries
         keys = list(entries.keys())
-        stamps = dict(zip(keys, stamps_of(self.source, entries), strict=True))
-        held_keys = {item.id for block in self.collection.items() for item in block}
-        lost_keys = [key for key in {*held_keys, *self.pictures.by_key} if key not in stamps]
-        self._delete([key for key in lost_keys if key in held_keys])
-        self.pictures.forget(lost_keys)
-        self._show_newest([key for key in keys if key in held_keys][-_NEWEST:])
-        new = [at for at, key in enumerate(keys) if self._is_new(key, stamps[key], held_keys)]
+        stamps = dict(zip(keys, read_stamps(self.source, entries), strict=True))
+        collection_keys = {item.id for block in self.collection.items() for item in block}
+        missing = [key for key in {*collection_keys, *self.pictures.by_key} if key not in stamps]
+        self._delete([key for key in missing if key in collection_keys])
+        self.pictures.forget(missing)
+        self._show_newest([key for key in keys if key in collection_keys][-_NUM_NEWEST:])
+        new = [
+            index
+            for index, key in enumerate(keys)
+            if self._is_new(key, stamps[key], collection_keys)
+        ]
         self.board.begin("embed", len(new))
-        self._show()
+        self._show_counts()
         selected = entries.select(_shuffle(np.array(new, np.int64)))
         done = 0
         with self.source.ahead(selected):
             for block in _blocks(selected):
-                self._take(block, stamps)
+                self._add(block, stamps)
                 done += len(block)
                 self.board.advance(done)
-                self._show()
-        return len(lost_keys) + len(new)
+                self._show_counts()
+        return len(missing) + len(new)
 
-    def _is_new(self, key: SampleKey, stamp: FileStamp, held_keys: set[str]) -> bool:
+    def _is_new(self, key: SampleKey, stamp: FileStamp, collection_keys: set[str]) -> bool:
         picture = self.pictures.by_key.get(key)
-        # one that was looked at and is not held was deleted by a person, unless all are gone
         if picture is None or picture.stamp != stamp:
             return True
-        return picture.reason is None and not held_keys
+        # A processed picture that is not in the collection was deleted by a user, unless the
+        # collection is empty: then it was lost.
+        return picture.reason is None and not collection_keys
 
-    def _take(self, entries: Entries, stamps: dict[SampleKey, FileStamp]) -> None:
-        """Embeds some pictures and adds them to the collection; then they are durable."""
+    def _add(self, entries: Entries, stamps: dict[SampleKey, FileStamp]) -> None:
+        """Embeds pictures and adds them to the collection, durably."""
         threads = available_cores()
         part = encode_entries(
             self.source,
@@ -84,7 +90,7 @@ class PictureIntake:
             num_threads=threads,
             on_done=lambda *_: self.check(),
         )
-        looked_at = {
+        processed = {
             error["key"]: SeenPicture(stamps[error["key"]], "", error["reason"], error["detail"])
             for error in part.errors
         }
@@ -102,16 +108,16 @@ class PictureIntake:
                 check_new_id(entry.key)
                 encode_metadata(entry.key, metadata)
             except InvalidInput as error:
-                looked_at[entry.key] = SeenPicture(stamp, "", "unusable-name", str(error))
+                processed[entry.key] = SeenPicture(stamp, "", "unusable-name", str(error))
                 continue
             items.append(Item(entry.key, row, metadata, thumbnail))
-            looked_at[entry.key] = SeenPicture(stamp, sha256.hex())
+            processed[entry.key] = SeenPicture(stamp, sha256.hex())
         if items:
             self.collection.add(items)
             self._show_newest([item.id for item in items])
-        # a picture that was overwritten by something unusable must not stay
+        # the file of a picture in the collection may now be unusable
         self._delete([error["key"] for error in part.errors])
-        self.pictures.add(looked_at)
+        self.pictures.add(processed)
 
     def _show_newest(self, keys: list[SampleKey]) -> None:
         versions = self.collection.thumbnail_versions(keys)
@@ -121,25 +127,25 @@ class PictureIntake:
         if keys:
             self.collection.delete_all(keys)
 
-    def _show(self) -> None:
+    def _show_counts(self) -> None:
         skipped = len(self.pictures.list_skipped())
         self.board.show(pictures=len(self.collection), skipped=skipped)
 
 
-def _positions(entries: Entries, chosen: list[Entry]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    keys = pa.chunked_array([pa.array([entry.key for entry in chosen], pa.large_string())])
+def _positions(entries: Entries, subset: list[Entry]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    keys = pa.chunked_array([pa.array([entry.key for entry in subset], pa.large_string())])
     return entries.find(keys).astype(np.int64)
 
 
 def _shuffle(
     indices: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Returns the indices in an order in which the first ones are a fair sample of all."""
+    """Returns the indices in a deterministic random order, so that any prefix is a fair sample."""
     return indices[np.argsort(hash_counters(0, indices.astype(np.uint64)), kind="stable")]
 
 
 def _blocks(entries: Entries) -> Iterator[Entries]:
-    """Yields the pictures in blocks, a small one first."""
+    """Yields the pictures in blocks, of which the first is small."""
     start, size = 0, _FIRST_BLOCK
     while start < len(entries):
         yield entries[start : start + size]

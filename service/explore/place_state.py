@@ -1,10 +1,10 @@
-"""The folder that an exploration is kept in, one for each place of pictures and model.
+"""The folder of an exploration, one per place of pictures and model.
 
-explore.json      what it is of, and what its clusters were made of
-pictures.jsonl    one line for each picture that was looked at, the latest line holds
-collections/      the pictures, in a collection
+explore.json      `PlaceFacts`
+pictures.jsonl    one line per processed picture; the latest line of a picture counts
+collections/      the collection of the pictures
 embeddings/ centers/ labels/   the artifacts of the last clustering
-explore.lock      held by the process that has it open; its content is that server's address
+explore.lock      locked by the process that has the exploration open; contains its URL
 """
 
 import fcntl
@@ -29,17 +29,17 @@ _FACTS: Final = "explore.json"
 _LOCK: Final = "explore.lock"
 _SCHEMA: Final = 1
 _NAME_CHARS: Final = 40
-_DIGITS: Final = 10
-_REPLACED: Final = "remove the folder, or give another --state"
+_DIGEST_DIGITS: Final = 10
+_REMEDY: Final = "remove the folder, or give another --state"
 
 
 @dataclass(frozen=True)
 class PlaceFacts:
     """The facts of an exploration.
 
-    place: the pictures, absolute. model: as it was named. clusters: the number that was asked for,
-    None for a choice. clustered: pictures behind the present centers. changed: pictures that came
-    or went since.
+    place: location of the pictures, absolute. model: name of the model, as the user gave it.
+    clusters: requested number of clusters, None to choose it. clustered: number of pictures in the
+    present clustering. changed: number of pictures added or deleted since.
     """
 
     place: str
@@ -62,7 +62,7 @@ class PlaceState:
         if folder is not None:
             return cls(folder)
         place = absolute(place)
-        digest = hashlib.sha256(f"{place}\0{model}".encode()).hexdigest()[:_DIGITS]
+        digest = hashlib.sha256(f"{place}\0{model}".encode()).hexdigest()[:_DIGEST_DIGITS]
         stem = "".join(c if c.isalnum() else "-" for c in Path(place).name)[:_NAME_CHARS]
         return cls(states_folder() / f"{stem.strip('-') or 'photos'}-{digest}")
 
@@ -82,10 +82,10 @@ class PlaceState:
     def pictures(self) -> Path:
         return self.path / "pictures.jsonl"
 
-    def begin(self, place: str, model: str) -> PlaceFacts:
-        """Returns the facts, written now where there are none.
+    def read_or_create(self, place: str, model: str) -> PlaceFacts:
+        """Returns the facts; writes new facts into a new folder.
 
-        Raises Conflict where the folder is that of other pictures or of another model.
+        Raises Conflict if the folder belongs to other pictures or another model.
         """
         new_facts = PlaceFacts(absolute(place), model)
         if (facts := self.read()) is None:
@@ -99,16 +99,14 @@ class PlaceState:
         return facts
 
     def read(self) -> PlaceFacts | None:
-        """Returns the facts; None where nothing was explored. Raises ArtifactInvalid."""
+        """Returns the facts, None in a new folder. Raises ArtifactInvalid for a damaged file."""
         try:
             fields: dict[str, Any] = json.loads((self.path / _FACTS).read_text(encoding="utf-8"))
             return PlaceFacts(**fields)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            raise ArtifactInvalid(
-                f"{self.path / _FACTS} cannot be read", remedy=_REPLACED
-            ) from error
+            raise ArtifactInvalid(f"{self.path / _FACTS} cannot be read", remedy=_REMEDY) from error
 
     def write(self, facts: PlaceFacts) -> None:
         with translate_os_errors(self.path):
@@ -118,21 +116,21 @@ class PlaceState:
             sync_path(self.path)
 
     def update(self, facts: PlaceFacts, **changes: Any) -> PlaceFacts:
-        """Returns the facts with these changes, written."""
+        """Writes and returns the facts with changed fields."""
         changed = replace(facts, **changes)
         if changed != facts:
             self.write(changed)
         return changed
 
     def remove_clustering(self) -> None:
-        """Removes the artifacts of the last clustering, finished or not; the collection stays."""
+        """Removes the artifacts of the last clustering, even unfinished; keeps the collection."""
         for artifact in (self.labels, self.centers, self.embeddings):
             for path in (artifact, artifact.with_name(f"{artifact.name}.partial")):
                 shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def lock(self) -> Iterator["PlaceLock"]:
-        """Holds the exploration for this process. Raises AlreadyOpen where another one has it."""
+        """Locks the exploration for this process. Raises AlreadyOpen if another process has it."""
         with translate_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -148,7 +146,7 @@ class PlaceState:
 
 
 class AlreadyOpen(Conflict):
-    """Another process has the exploration open. url: that of its page; empty while it starts."""
+    """Another process has the exploration open. url: URL of its page, empty while it starts."""
 
     def __init__(self, path: Path, url: str) -> None:
         super().__init__(
@@ -159,17 +157,17 @@ class AlreadyOpen(Conflict):
 
 @dataclass(frozen=True)
 class PlaceLock:
-    """The right to an exploration."""
+    """The lock on an exploration."""
 
     descriptor: int
 
-    def tell(self, url: str) -> None:
-        """Tells other processes where the page is."""
+    def write_url(self, url: str) -> None:
+        """Writes the URL of the page, for other processes."""
         os.pwrite(self.descriptor, url.encode(), 0)
 
 
 def absolute(place: str) -> str:
-    """Returns a place of pictures independent of the working directory."""
+    """Returns the location of pictures, independent of the working directory."""
     return place if is_url(place) else str(Path(place).expanduser().absolute())
 
 
@@ -178,7 +176,7 @@ def states_folder() -> Path:
 
 
 def list_states() -> list[tuple[PlaceState, PlaceFacts]]:
-    """Returns every exploration in the user's cache, without damaged ones."""
+    """Returns every exploration in the user's cache, except damaged ones."""
     states = []
     for path in sorted(states_folder().glob(f"*/{_FACTS}")):
         state = PlaceState(path.parent)
@@ -191,9 +189,9 @@ def list_states() -> list[tuple[PlaceState, PlaceFacts]]:
 
 
 def forget(place: str, folder: Path | None = None) -> list[Path]:
-    """Removes every exploration of a place, and returns their folders.
+    """Removes every exploration of a place, and returns the removed folders.
 
-    Raises NotFound where there is none, AlreadyOpen where one is open.
+    Raises NotFound without any, AlreadyOpen if one is open.
     """
     place = absolute(place)
     if folder is not None:

@@ -1,4 +1,4 @@
-"""How far an exploration is, as the page shows it."""
+"""The progress of an exploration, as the page shows it."""
 
 import threading
 import time
@@ -10,12 +10,12 @@ ExplorationStage = Literal["list", "embed", "cluster", "name", "label", "done", 
 
 @dataclass(frozen=True)
 class ExplorationProgress:
-    """One moment of an exploration.
+    """The progress at one moment.
 
-    done, total: of the present stage; total is None where it is unknown. pictures: in the
-    collection. skipped: files that cannot be used. clusters: the number of the present centers, and
-    `considered` those that it was chosen from. newest: the pictures taken in last, each with the
-    version of its thumbnail. error: why it stopped, with the remedy.
+    done, total: items of the present stage; total is None if unknown. pictures: number of pictures
+    in the collection. skipped: number of unusable files. clusters: number of present centers.
+    considered: numbers of clusters that were compared. newest: keys of the latest added pictures,
+    each with the version of its thumbnail. error: why the exploration stopped, with the remedy.
     """
 
     stage: ExplorationStage = "list"
@@ -34,28 +34,28 @@ class ProgressBoard:
     """The present progress. Any thread may write and read."""
 
     def __init__(self) -> None:
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._now = ExplorationProgress()
-        self._began_s, self._began_at = time.monotonic(), 0
+        self._stage_start_s = time.monotonic()
 
     @property
     def now(self) -> ExplorationProgress:
         return self._now
 
     def begin(self, stage: ExplorationStage, total: int | None = None) -> None:
-        with self._changing:
-            self._began_s, self._began_at = time.monotonic(), 0
+        with self._lock:
+            self._stage_start_s = time.monotonic()
             self._now = replace(self._now, stage=stage, done=0, total=total, seconds_left=None)
 
     def advance(self, done: int) -> None:
-        """Reports that so many of the present stage are done."""
-        with self._changing:
+        """Reports the number of finished items of the present stage."""
+        with self._lock:
             self._now = replace(self._now, done=done, seconds_left=self._estimate_left(done))
 
     def show(self, **facts: object) -> None:
-        with self._changing:
+        with self._lock:
             self._now = replace(self._now, **facts)  # type: ignore[arg-type]
 
     def _estimate_left(self, done: int) -> float | None:
-        total, spent_s = self._now.total, time.monotonic() - self._began_s
+        total, spent_s = self._now.total, time.monotonic() - self._stage_start_s
         return None if not done or total is None else spent_s / done * (total - done)

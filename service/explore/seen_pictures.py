@@ -1,4 +1,4 @@
-"""The pictures of a place that were looked at, so that the next run takes in only what changed."""
+"""Lists the processed pictures of a place, so that the next run processes only changes."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -14,9 +14,9 @@ from mlcd.types import SampleKey
 
 @dataclass(frozen=True)
 class FileStamp:
-    """The bytes of a picture, and the time of its file: while both stay, it is the same picture.
+    """Size and modification time of a picture's file; a picture is unchanged while both stay equal.
 
-    modified_ns: None where the file is not on this machine.
+    modified_ns: None if the file is not on this machine.
     """
 
     size_bytes: int
@@ -25,7 +25,7 @@ class FileStamp:
 
 @dataclass(frozen=True)
 class SeenPicture:
-    """A picture that was looked at. reason, detail: why it cannot be used; None where it can."""
+    """A processed picture. reason, detail: why it cannot be used; None for a usable picture."""
 
     stamp: FileStamp
     sha256: str
@@ -34,9 +34,9 @@ class SeenPicture:
 
 
 class SeenPictures:
-    """The pictures by key, in a file to which changes are appended.
+    """The processed pictures by key, in a file to which changes are appended.
 
-    A line that a crash has cut short is ignored: that picture is looked at again.
+    Ignores a line that a crash cut short, so that its picture is processed again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,8 +64,8 @@ class SeenPictures:
         self._append(_line(key, picture) for key, picture in pictures.items())
 
     def forget(self, keys: Iterable[SampleKey]) -> None:
-        forgotten = [key for key in keys if self.by_key.pop(key, None) is not None]
-        self._append(json.dumps({"key": key}) + "\n" for key in forgotten)
+        removed = [key for key in keys if self.by_key.pop(key, None) is not None]
+        self._append(json.dumps({"key": key}) + "\n" for key in removed)
 
     def list_skipped(self) -> list[tuple[SampleKey, SeenPicture]]:
         """Returns the pictures that cannot be used."""
@@ -78,7 +78,7 @@ class SeenPictures:
             file.writelines(lines)
 
 
-def stamps_of(source: Source, entries: Entries) -> list[FileStamp]:
+def read_stamps(source: Source, entries: Entries) -> list[FileStamp]:
     """Returns the stamp of each picture, in the order of the entries."""
     times: dict[str, int | None] = {}
     stamps = []

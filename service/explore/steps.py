@@ -1,6 +1,5 @@
-"""The public commands that an exploration runs, each in a process that ends with this one.
-
-`python -m mlcd.service.explore.steps PARENT ARGUMENTS…` is such a process.
+"""Runs the public commands of an exploration, each in a process that ends with this one:
+`python -m mlcd.service.explore.steps PARENT ARGUMENTS…`.
 """
 
 import ctypes
@@ -20,11 +19,11 @@ _PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
 
 
 class StepFailed(MlcdError):
-    """A command has ended with an error, which it told in one line."""
+    """A command ended with an error, which it printed in one line."""
 
 
 class ExplorationStopped(Exception):
-    """The exploration is to end."""
+    """The exploration was told to stop."""
 
 
 class ExplorationSteps:
@@ -41,7 +40,7 @@ class ExplorationSteps:
             raise ExplorationStopped
 
     def stop(self) -> None:
-        """Ends the running command as Ctrl-C does, and lets no further one begin."""
+        """Ends the running command as Ctrl-C does, and prevents further commands."""
         self._stopping.set()
         with self._lock:
             if self._process is not None:
@@ -50,9 +49,9 @@ class ExplorationSteps:
     def run(
         self, arguments: Sequence[str], on_event: Callable[[dict[str, Any]], None] = lambda _: None
     ) -> dict[str, Any]:
-        """Runs `mlcd ARGUMENTS --json` and returns what it says at its end.
+        """Runs `mlcd ARGUMENTS --json` and returns its last line of output.
 
-        on_event: gets each line of progress. Raises StepFailed with the command's own line.
+        on_event: called with each line of output. Raises StepFailed with the command's error.
         """
         command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), *arguments, "--json"]
         with self._lock:
@@ -70,24 +69,24 @@ class ExplorationSteps:
         assert process.stderr is not None
         with process:
             error_lines: list[str] = []
-            # both pipes are read, or the command would wait for the one that is full
-            reading = threading.Thread(target=lambda: error_lines.extend(process.stderr or ()))
-            reading.start()
+            # on a thread, because both pipes must be read: the command blocks when one is full
+            error_reader = threading.Thread(target=lambda: error_lines.extend(process.stderr or ()))
+            error_reader.start()
             for line in process.stdout:
                 result = json.loads(line)
                 on_event(result)
             status = process.wait()
-            reading.join(STEP_ERROR_S)
+            error_reader.join(STEP_ERROR_S)
         with self._lock:
             self._process = None
         self.check()
         if status != 0:
-            last = (
+            reason = (
                 error_lines[-1].strip().removeprefix("mlcd: ")
                 if error_lines
                 else f"exit status {status}"
             )
-            raise StepFailed(f"`mlcd {arguments[0]}`: {last}")
+            raise StepFailed(f"`mlcd {arguments[0]}`: {reason}")
         return result
 
 
@@ -95,7 +94,7 @@ def _run_as_child() -> None:
     """Runs the command whose arguments follow the parent's process id."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(sys.argv[1]):  # it died before prctl
+    if os.getppid() != int(sys.argv[1]):  # the parent died before prctl
         sys.exit(1)
     del sys.argv[1]
     from mlcd.__main__ import main

@@ -1,4 +1,4 @@
-"""The way of image bytes to embeddings: admission, decoding, batching, an engine.
+"""Turns image bytes into embeddings: admission, decoding, batching, engines.
 
-No module here knows HTTP.
+No module here depends on HTTP.
 """

@@ -1,10 +1,10 @@
 """The micro-batcher between the requests and an engine.
 
-The next batch fills while the engine works on one, so batches grow with load. A full batch goes
-ahead and waits at the engine, which is then never idle. An idle engine waits at most two
-milliseconds, and only for items that are known to be on their way: a lone request never waits.
-Requests take turns. When the engine fails, every waiter of the batch gets the error; those still
-queued go to the next engine.
+The next batch fills while the engine computes one, so batches grow with load. A full batch is sent
+ahead and waits at the engine, so that the engine is never idle. An idle engine waits at most two
+milliseconds, and only for announced items: a single request never waits. Requests take turns. If
+the engine fails, every item of the batch gets the error; items still in the queue go to the next
+engine process.
 """
 
 import asyncio
@@ -45,16 +45,18 @@ class MicroBatcher:
         max_batch: int,
         max_queued: int,
         metrics: TowerMetrics,
-        of: str = "images",
+        item_kind: str = "images",
     ) -> None:
-        """Takes the engine and the limits. of: the name of the items."""
+        """max_batch: batch size limit. max_queued: items in the queue. item_kind: name of the
+        items.
+        """
         self._engine = engine
         self._max_batch, self._max_queued = max_batch, max_queued
-        self._metrics, self._of = metrics, of
+        self._metrics, self._item_kind = metrics, item_kind
         self._waiting: FairQueue[_Waiter] = FairQueue()
         self._changed = asyncio.Event()
         self._at_engine: set[asyncio.Task[None]] = set()
-        self._coming = 0
+        self._num_announced = 0
         metrics.queue_depth("engine", lambda: len(self._waiting))
 
     async def __aenter__(self) -> Self:
@@ -71,12 +73,12 @@ class MicroBatcher:
 
     @contextlib.contextmanager
     def announce(self) -> Iterator[None]:
-        """Announces an item, for which its batch may wait a moment."""
-        self._coming += 1
+        """Announces an item within the context; the next batch may wait for it shortly."""
+        self._num_announced += 1
         try:
             yield
         finally:
-            self._coming -= 1
+            self._num_announced -= 1
 
     async def encode(
         self, item: NDArray[Any], *, deadline: float = np.inf, request: object | None = None
@@ -84,7 +86,8 @@ class MicroBatcher:
         """Encodes one item; see `Dispatcher.encode`."""
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(
-                f"the server is at its limit of queued {self._of}", remedy="try again in a moment"
+                f"the server is at its limit of queued {self._item_kind}",
+                remedy="try again in a moment",
             )
         future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._waiting.put(
@@ -96,9 +99,9 @@ class MicroBatcher:
 
     async def _run(self) -> None:
         while True:
-            await self._until_due()
+            await self._wait_until_due()
             await self._engine.wait_up()
-            if batch := self._take():
+            if batch := self._take_batch():
                 task = asyncio.create_task(self._infer(batch))
                 self._at_engine.add(task)
                 task.add_done_callback(self._forget_task)
@@ -107,8 +110,10 @@ class MicroBatcher:
         self._at_engine.discard(task)
         self._changed.set()
 
-    async def _until_due(self) -> None:
-        """Returns when a batch may go: any to an idle engine, a full one to wait for its turn."""
+    async def _wait_until_due(self) -> None:
+        """Returns when a batch may be sent: any batch to an idle engine, a full batch ahead of its
+        turn.
+        """
         while True:
             self._changed.clear()
             if self._waiting and not self._at_engine:
@@ -119,18 +124,20 @@ class MicroBatcher:
             await self._changed.wait()
 
     async def _gather(self) -> None:
-        """Waits a moment for announced items, so that they join the batch."""
+        """Waits up to MAX_BATCH_DELAY_S for announced items to join the batch."""
         deadline = time.perf_counter() + MAX_BATCH_DELAY_S
         await asyncio.sleep(0)
         while (
-            self._coming and len(self._waiting) < self._max_batch and time.perf_counter() < deadline
+            self._num_announced
+            and len(self._waiting) < self._max_batch
+            and time.perf_counter() < deadline
         ):
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), deadline - time.perf_counter())
 
-    def _take(self) -> list[_Waiter]:
-        """Takes up to max_batch waiters; it drops those that are late or whose client has gone."""
+    def _take_batch(self) -> list[_Waiter]:
+        """Takes up to max_batch waiters; drops those past their deadline or without a client."""
         now = asyncio.get_running_loop().time()
         batch: list[_Waiter] = []
         while self._waiting and len(batch) < self._max_batch:
@@ -157,7 +164,7 @@ class MicroBatcher:
             self._answer(batch, inference, time.perf_counter() - sent)
 
     def _answer(self, batch: list[_Waiter], inference: Inference, at_engine_s: float) -> None:
-        # A batch that went ahead waited at the engine, too.
+        # A batch that was sent ahead also waited at the engine.
         started = time.perf_counter() - min(inference.seconds, at_engine_s)
         self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
         for waiter, embedding in zip(batch, inference.rows, strict=True):

@@ -1,4 +1,4 @@
-"""The protocols of an engine and of the way to it, which routes, readiness and the pipeline use."""
+"""The protocols of an engine and of its dispatcher, for routes, readiness and the pipeline."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from mlcd.service.telemetry.text_metrics import TowerMetrics
 
 
 class Engine(Protocol):
-    """A part that computes embeddings, and its health."""
+    """Computes embeddings, and reports its health."""
 
     @property
     def served(self) -> ServedTower:
@@ -23,7 +23,7 @@ class Engine(Protocol):
 
     @property
     def up(self) -> bool:
-        """Tells whether the engine takes items now."""
+        """Tells whether the engine accepts items now."""
         ...
 
     @property
@@ -38,7 +38,7 @@ class Engine(Protocol):
 
     @property
     def overdue_s(self) -> float:
-        """The seconds after which a running inference is in doubt."""
+        """The seconds after which a running inference may be hanging."""
         ...
 
     @property
@@ -53,11 +53,11 @@ class Engine(Protocol):
 
     @property
     def labels_of(self) -> str | None:
-        """The digest of the centers by which it labels what it embeds; None where it does not."""
+        """The digest of the centers with which the engine labels its embeddings; None without."""
         ...
 
     def observe(self, metrics: TowerMetrics) -> None:
-        """Connects the engine's health to `metrics`, which are labeled with the opened model."""
+        """Reports the engine's health in `metrics`, which have the opened model as label."""
         ...
 
 
@@ -65,8 +65,8 @@ class Engine(Protocol):
 class Row:
     """The embedding of one item with its times.
 
-    embedding: [D]. queue_s: the wait for the engine. inference_s: that of its batch. started: the
-    start of that batch's inference, by time.perf_counter.
+    embedding: [D]. queue_s: seconds of waiting for the engine. inference_s: seconds of its batch.
+    started: start of its batch's inference, by time.perf_counter.
     """
 
     embedding: NDArray[np.float32]
@@ -81,10 +81,10 @@ class Row:
 
 
 class Dispatcher(Protocol):
-    """The way of one prepared image or text to an engine. Use from any task of one loop."""
+    """Sends prepared images or texts to an engine. Use from any task of one event loop."""
 
     def announce(self) -> AbstractContextManager[None]:
-        """Announces, within the context, that an item is being prepared and will come soon."""
+        """Announces, within the context, an item that is being prepared and will be sent soon."""
         ...
 
     async def encode(
@@ -92,19 +92,19 @@ class Dispatcher(Protocol):
     ) -> Row:
         """Encodes one item, an image uint8 [3, S, S] or a text int64 [T], to its unit embedding.
 
-        deadline: by the loop's clock. request: items of the same request share its turns.
-        Raises Overloaded when the queue is full, Unavailable when the engine fails, and
-        DeadlineExceeded when the item is late.
+        deadline: by the loop's clock. request: identifies the request; requests take turns. Raises
+        Overloaded if the queue is full, Unavailable if the engine fails, and DeadlineExceeded after
+        the deadline.
         """
         ...
 
 
 def refuse_when_down(engine: Engine, metrics: TowerMetrics) -> None:
-    """Raises and counts Unavailable while the engine is down, before work that needs it begins."""
+    """Raises and counts Unavailable while the engine is down, before work for it starts."""
     if not engine.up:
         metrics.count_rejected("unavailable")
         raise down()
 
 
 def down() -> Unavailable:
-    return Unavailable("the engine is being started again", remedy="try again in a moment")
+    return Unavailable("the engine is restarting", remedy="try again in a moment")

@@ -1,4 +1,4 @@
-"""The decoding threads, which owners share fairly by pixels."""
+"""Shares decoding threads fairly among owners, by pixels."""
 
 import asyncio
 import threading
@@ -10,39 +10,39 @@ from typing import Any, Final, TypeVar
 from mlcd.service.inference.fair import CostQueue
 
 _Result = TypeVar("_Result")
-_LEAST: Final = 2**16  # pixels; the cost of an image apart from its own pixels
+_ITEM_COST: Final = 2**16  # the fixed cost of an image, in pixels
 
 
 class DecodingThreads:
-    """A fair queue of images in front of decoding threads.
+    """A fair queue of images for decoding threads.
 
-    The owner with the fewest decoded pixels comes next, after at most one image of each thread. A
-    thread chooses the next image when it is free, not when the image is submitted.
+    The owner with the fewest decoded pixels is next, after at most one image per thread: a thread
+    selects its next image when it is free, not when the image is submitted.
     """
 
-    def __init__(self, threads: Executor, *, least: int = _LEAST) -> None:
-        """least: the cost of an item apart from its size."""
-        self._threads, self._least = threads, least
+    def __init__(self, threads: Executor, *, item_cost: int = _ITEM_COST) -> None:
+        """item_cost: fixed cost of an item, in addition to its pixels."""
+        self._threads, self._item_cost = threads, item_cost
         self._lock = threading.Lock()
-        self._waiting: CostQueue[_Waiting] = CostQueue()
+        self._queue: CostQueue[_QueuedImage] = CostQueue()
 
     async def run(self, owner: object, pixels: int, decode: Callable[[], _Result]) -> _Result:
-        """Returns what `decode` returns on a thread.
+        """Calls `decode` on a thread and returns its result.
 
-        owner: the client that sent the image. pixels: its cost.
+        owner: client that sent the image. pixels: cost of the image.
         """
-        waiting = _Waiting(Future(), decode)
-        waiting.future.add_done_callback(waiting.forget)
+        queued = _QueuedImage(Future(), decode)
+        queued.future.add_done_callback(queued.forget)
         with self._lock:
-            self._waiting.put(owner, self._least + pixels, waiting)
-        self._threads.submit(self._next)
-        result: _Result = await asyncio.wrap_future(waiting.future)
+            self._queue.put(owner, self._item_cost + pixels, queued)
+        self._threads.submit(self._decode_next)
+        result: _Result = await asyncio.wrap_future(queued.future)
         return result
 
-    def _next(self) -> None:
+    def _decode_next(self) -> None:
         with self._lock:
-            waiting = self._waiting.take()
-        future, decode = waiting.future, waiting.decode
+            queued = self._queue.take()
+        future, decode = queued.future, queued.decode
         if decode is None or not future.set_running_or_notify_cancel():
             return
         try:
@@ -50,14 +50,16 @@ class DecodingThreads:
         except BaseException as error:  # noqa: BLE001 - the waiter of the future raises it
             future.set_exception(error)
         finally:
-            # else the error's frames keep the error and the image in memory
-            del waiting, future, decode
+            # otherwise the error's frames would keep the error and the image in memory
+            del queued, future, decode
 
 
 @dataclass
-class _Waiting:
-    """An image in the queue. decode: None once it is done, or its client has left: it holds the
-    image, for which nobody answers any more.
+class _QueuedImage:
+    """An image in the queue.
+
+    decode: function that decodes the image; None after decoding or when its client has left, to
+    free the image.
     """
 
     future: Future[Any]

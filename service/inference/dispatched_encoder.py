@@ -1,8 +1,8 @@
-"""The served engine as an encoder for work outside of requests, called from threads."""
+"""Makes the served engine an encoder for work outside of requests, called from threads."""
 
 import asyncio
 import time
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import TimeoutError as ResultTimeout
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from mlcd.types import Embeddings, ImageBatch
 
 
 class DispatchedEncoder:
-    """The `Encoder` protocol: every batch takes its turn among the images of requests."""
+    """The `Encoder` protocol over a dispatcher: its images take turns with those of requests."""
 
     def __init__(
         self, served: ServedEncoder, dispatcher: Dispatcher, loop: asyncio.AbstractEventLoop
     ) -> None:
-        """loop: the one that the dispatcher is used from; it runs in another thread."""
+        """loop: event loop of the dispatcher; it runs in another thread."""
         self.name, self.fingerprint = served.name, served.fingerprint
         self.dimension, self.preprocess = served.dimension, served.preprocess
         self.engine, self.precision = served.engine, served.precision
@@ -27,15 +27,15 @@ class DispatchedEncoder:
         self._dispatcher, self._loop = dispatcher, loop
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        """Encodes uint8 [N, 3, S, S] to float32 [N, D]. Raises Unavailable where the engine stays
-        away, or the server stops.
+        """Encodes uint8 [N, 3, S, S] to float32 [N, D]. Raises Unavailable if the engine stays down
+        for ENGINE_PATIENCE_S, or when the server stops.
         """
-        until = time.monotonic() + ENGINE_PATIENCE_S
+        give_up_at = time.monotonic() + ENGINE_PATIENCE_S
         while True:
             try:
                 return self._encode_once(images)
             except (Overloaded, Unavailable):
-                if time.monotonic() > until or self._loop.is_closed():
+                if time.monotonic() > give_up_at or self._loop.is_closed():
                     raise
                 time.sleep(ENGINE_PAUSE_S)
 
@@ -48,13 +48,13 @@ class DispatchedEncoder:
 
         if self._loop.is_closed():
             raise Unavailable("the server is stopping")
-        rows = asyncio.run_coroutine_threadsafe(encode_all(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(encode_all(), self._loop)
         while True:
             try:
-                return rows.result(ENGINE_PAUSE_S)
-            except NotYet as error:
+                return future.result(ENGINE_PAUSE_S)
+            except ResultTimeout as error:
                 if self._loop.is_closed():
                     raise Unavailable("the server is stopping") from error
 
     def close(self) -> None:
-        """Does nothing: the engine is the server's."""
+        """Does nothing, because the server owns the engine."""

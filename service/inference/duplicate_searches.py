@@ -1,7 +1,7 @@
-"""Searches for near-duplicates: one at a time, clients in turn, the last results kept.
+"""Runs searches for near-duplicates: one at a time, clients in turn, with a cache of results.
 
-A search compares all items of a collection, which takes minutes for a large one. It ends when
-nobody waits for it.
+A search compares all items of a collection, which takes minutes for a large collection. It stops
+when no request waits for it.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from mlcd.errors import DeadlineExceeded, InvalidInput, Overloaded
 from mlcd.service.deadline import within_deadline
 from mlcd.service.telemetry.metrics import Metrics
 
-_CACHED: Final = 4  # results; each takes about 30 bytes an item
-_MOST_COMPARED: Final = 10_000  # pictures: 15 s of one core, of the 30 s that a request has
+_CACHE_SIZE: Final = 4  # results; each takes about 30 bytes per item
+_MAX_COMPARED: Final = 10_000  # pictures; takes 15 s of one core, and a request has 30 s
 
 
 @dataclass(frozen=True)
 class FoundGroups:
-    """The groups of a collection's state.
+    """The groups of near-duplicates in one state of a collection.
 
-    ids: of all rows. nearest: without any group, the most similar pair; None where there are too
-    many items to look for it.
+    ids: ids of all rows. nearest: the most similar pair if there is no group; None if there are
+    groups, or too many items to search for the pair.
     """
 
     ids: list[str]
@@ -41,14 +41,16 @@ class FoundGroups:
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """The search itself. state: that of the collection when the request came. similarity: None for
-    copies of pictures.
+    """The input of a search.
+
+    state: state of the collection when the request arrived. similarity: threshold; None searches
+    for copies of pictures.
     """
 
     state: Searcher
     similarity: float | None
 
-    def is_of(self, state: Searcher | None, similarity: float | None) -> bool:
+    def matches(self, state: Searcher | None, similarity: float | None) -> bool:
         return state is self.state and similarity == self.similarity
 
 
@@ -56,11 +58,11 @@ class DuplicateSearches:
     """The searches of a server. Use from one event loop."""
 
     def __init__(self, thread: Executor, metrics: Metrics) -> None:
-        """thread: an executor of one thread."""
+        """thread: executor with one thread."""
         self._thread, self._metrics = thread, metrics
         self._running: _Search | None = None
         self._waiting: _Search | None = None
-        self._cached: deque[_CachedGroups] = deque(maxlen=_CACHED)
+        self._cached: deque[_CachedGroups] = deque(maxlen=_CACHE_SIZE)
 
     async def find(
         self,
@@ -70,19 +72,18 @@ class DuplicateSearches:
         owner: object | None,
         deadline: float,
     ) -> FoundGroups:
-        """Returns the groups of the collection's present state; requests for the same share one
-        search.
+        """Returns the groups of the collection's present state; equal requests share one search.
 
-        similarity: the least cosine of a pair, whatever the pictures; None: the pictures are copies
+        similarity: minimum cosine of a pair; None finds copies of pictures instead
         (`mlcd.collections.picture_copies`). owner: the client. Raises Overloaded while another
-        search waits, DeadlineExceeded, and InvalidInput for more pictures than it has time for.
+        search waits, DeadlineExceeded, and InvalidInput for too many pictures.
         """
-        # a store behind a network is asked for its state
+        # on a thread, because a store may be requested over the network
         subject = _Subject(await asyncio.to_thread(lambda: collection.state), similarity)
         for cached in self._cached:
-            if subject.is_of(cached.state(), cached.similarity):
+            if subject.matches(cached.state(), cached.similarity):
                 return cached.groups
-        search = self._find_search(subject) or self._begin(collection, subject, owner, deadline)
+        search = self._find_search(subject) or self._start(collection, subject, owner, deadline)
         search.join(deadline)
         try:
             return await within_deadline(asyncio.shield(search.result), deadline)
@@ -91,63 +92,66 @@ class DuplicateSearches:
 
     def _find_search(self, subject: _Subject) -> "_Search | None":
         for search in (self._running, self._waiting):
-            is_same = search is not None and subject.is_of(search.subject.state, search.similarity)
+            is_same = search is not None and subject.matches(
+                search.subject.state, search.similarity
+            )
             if search is not None and is_same and not search.is_over:
                 return search
         return None
 
-    def _begin(
+    def _start(
         self, collection: CollectionPort, subject: _Subject, owner: object | None, deadline: float
     ) -> "_Search":
-        """Returns a new search, which runs now or is the one that waits.
+        """Returns a new search, which runs now or waits. Raises Overloaded if another one waits.
 
-        A client whose other search runs gives the place to the first other client that comes.
+        If the waiting search belongs to the client of the running search, it is refused in favor of
+        a new search of another client.
         """
         result = asyncio.get_running_loop().create_future()
         search = _Search(collection, subject, owner, result, deadline)
         if self._running is None:
             self._run(search)
             return search
-        first = self._waiting
-        if first is not None and not first.is_over:
-            if first.owner != self._running.owner or first.owner == owner:
+        waiting = self._waiting
+        if waiting is not None and not waiting.is_over:
+            if waiting.owner != self._running.owner or waiting.owner == owner:
                 raise self._refusal()
-            first.fail(self._refusal())
+            waiting.fail(self._refusal())
         self._waiting = search
         return search
 
     def _refusal(self) -> Overloaded:
         self._metrics.count_rejected("overloaded")
         return Overloaded(
-            "a search for near-duplicates runs, and another one waits",
+            "a search for near-duplicates is running, and another one is waiting",
             remedy="try again in a moment",
         )
 
     def _run(self, search: "_Search") -> None:
         self._running = search
-        working = asyncio.get_running_loop().run_in_executor(self._thread, search.work)
-        working.add_done_callback(partial(self._end, search))
+        future = asyncio.get_running_loop().run_in_executor(self._thread, search.work)
+        future.add_done_callback(partial(self._end, search))
 
-    def _end(self, search: "_Search", working: "asyncio.Future[FoundGroups]") -> None:
-        if working.cancelled():  # the server ends
-            search.fail(DeadlineExceeded("the server ends"))
+    def _end(self, search: "_Search", future: "asyncio.Future[FoundGroups]") -> None:
+        if future.cancelled():  # the server is stopping
+            search.fail(DeadlineExceeded("the server is stopping"))
             return
-        if (error := working.exception()) is not None:
+        if (error := future.exception()) is not None:
             search.fail(error)
         else:
-            search.finish(working.result())
+            search.finish(future.result())
             self._cached.append(
-                _CachedGroups(ref(search.subject.state), search.similarity, working.result())
+                _CachedGroups(ref(search.subject.state), search.similarity, future.result())
             )
         self._running = None
-        following, self._waiting = self._waiting, None
-        if following is not None and not following.is_over:
-            self._run(following)
+        next_search, self._waiting = self._waiting, None
+        if next_search is not None and not next_search.is_over:
+            self._run(next_search)
 
 
 @dataclass(frozen=True)
 class _CachedGroups:
-    """A result, of use while the collection has the state that it is of."""
+    """A result, valid while the collection is in this state."""
 
     state: "ref[Searcher]"
     similarity: float | None
@@ -156,9 +160,9 @@ class _CachedGroups:
 
 @dataclass(eq=False)
 class _Search:
-    """One search and those who wait for it.
+    """One search and the requests that wait for it.
 
-    It ends when they have left, or when the deadline of the last of them has passed.
+    It stops when no request waits any more, or when the latest deadline of them has passed.
     """
 
     collection: CollectionPort
@@ -193,14 +197,14 @@ class _Search:
     def fail(self, error: BaseException) -> None:
         if not self.result.done():
             self.result.set_exception(error)
-            self.result.exception()  # perhaps nobody waits any more
+            self.result.exception()  # avoids asyncio's warning if no request waits any more
 
     def work(self) -> FoundGroups:
         ids, take = self.subject.state.list_rows()
         if self.similarity is None:
-            if len(ids) > _MOST_COMPARED:
+            if len(ids) > _MAX_COMPARED:
                 raise InvalidInput(
-                    f"pictures of at most {_MOST_COMPARED} items are compared in one request, got"
+                    f"a request compares the pictures of at most {_MAX_COMPARED} items, got"
                     f" {len(ids)}",
                     remedy="give a `similarity`, or stop the server and run"
                     " `mlcd index COLLECTION OUT.jsonl --duplicates copies`",
@@ -208,12 +212,12 @@ class _Search:
             copies = copy_groups(len(ids), take, thumbnails_of(self.collection, ids), meter=self)
             return FoundGroups(ids, copies.groups, copies.nearest)
         groups = duplicate_groups(len(ids), take, self.similarity, meter=self)
-        is_few = len(ids) <= _MOST_COMPARED
-        nearest = nearest_pair(len(ids), take, meter=self) if is_few and not groups else None
+        has_time = len(ids) <= _MAX_COMPARED
+        nearest = nearest_pair(len(ids), take, meter=self) if has_time and not groups else None
         return FoundGroups(ids, groups, nearest)
 
     def advance(self, num: int = 1, **facts: object) -> None:  # noqa: ARG002 - of the protocol
-        """Ends the work, of which the search itself is the meter, when nobody waits for it.
+        """Raises DeadlineExceeded in the work, which calls this as its meter, if no request waits.
 
         The deadline is by the loop's clock, which is time.monotonic.
         """

@@ -1,4 +1,4 @@
-"""The labels that an engine found together with the embeddings of one request."""
+"""The labels that an engine returns together with the embeddings of one request."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ _requested: ContextVar["EngineLabels | None"] = ContextVar("requested_labels", d
 
 
 class EngineLabels:
-    """The nearest centers of embeddings, by the very bytes of these.
+    """The nearest centers of embeddings, looked up by the exact bytes of an embedding.
 
-    centers: the digest of the requested centers. num_used: the rows that needed no scan.
+    centers: digest of the requested centers. num_used: number of rows that needed no scan.
     """
 
     def __init__(self, centers: str) -> None:
@@ -48,28 +48,29 @@ class EngineLabels:
     def of(
         self, embeddings: Embeddings, rows: Embeddings, centers: Embeddings, top: int
     ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64]]:
-        """Returns which rows have `top` labels here, their ids and float64 scores [N, top].
+        """Returns the mask [N] of rows with at least `top` labels here, and their ids and float64
+        scores [N, top].
 
-        rows: the embeddings in the space of the centers. Labels whose scores are not, bit for bit,
-        those of our own arithmetic are those of another row or of other centers, and are left out.
+        rows: embeddings in the space of the centers. Labels are omitted if their scores differ in
+        any bit from our own computation: they would be those of another row or of other centers.
         """
-        is_known = np.zeros(len(rows), dtype=np.bool_)
+        has_labels = np.zeros(len(rows), dtype=np.bool_)
         ids = np.full((len(rows), top), -1, dtype=np.int64)
         scores = np.full((len(rows), top), -np.inf)
         for row, embedding in enumerate(embeddings):
             labels = self._labels.get(embedding.tobytes())
             if labels is None or len(labels[0]) < top:
                 continue
-            near, similarities = labels[0][:top].astype(np.int64), labels[1][:top]
-            if near.min() < 0 or near.max() >= len(centers):
+            center_ids, similarities = labels[0][:top].astype(np.int64), labels[1][:top]
+            if center_ids.min() < 0 or center_ids.max() >= len(centers):
                 continue
-            ours = exact_scores(rows[row : row + 1], centers, np.zeros(top, np.int64), near)
-            if np.array_equal(ours, similarities):
-                is_known[row], ids[row], scores[row] = True, near, ours
-        self.num_used += int(is_known.sum())
-        return is_known, ids, scores
+            exact = exact_scores(rows[row : row + 1], centers, np.zeros(top, np.int64), center_ids)
+            if np.array_equal(exact, similarities):
+                has_labels[row], ids[row], scores[row] = True, center_ids, exact
+        self.num_used += int(has_labels.sum())
+        return has_labels, ids, scores
 
 
 def find_requested_labels() -> EngineLabels | None:
-    """Returns the labels of the current request to fill in; None where it needs none."""
+    """Returns the object that collects labels for the current request; None without one."""
     return _requested.get()

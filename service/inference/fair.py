@@ -1,4 +1,4 @@
-"""The fair queues: by number of images at the engine, by cost at the decoders."""
+"""Fair queues: by number of items for the engine, by cost for the decoders."""
 
 import heapq
 import itertools
@@ -34,16 +34,16 @@ class FairQueue(Generic[_Item]):
 
 
 class CostQueue(Generic[_Item]):
-    """A self-clocked fair queue: an item comes when all waiting owners have been served its cost.
+    """A self-clocked fair queue: an item is due when every waiting owner has been served its cost.
 
-    A small item of one owner comes before a large one of another, however many large ones wait.
-    Large ones come in the end, whatever is put in meanwhile. Each owner is served first in, first
-    out.
+    A small item of one owner comes before a large item of another owner, however many large items
+    wait. A large item comes eventually, whatever is added meanwhile. Within an owner the order is
+    first in, first out.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, object, _Item]] = []
-        # The time at which the last item of each waiting owner is due.
+        # the virtual time at which the last item of each waiting owner is due
         self._due: dict[object, float] = {}
         self._now = 0.0
         self._numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""The model that an engine opens, by what the settings name."""
+"""Finds the model that an engine opens, from the settings."""
 
 from collections.abc import Callable
 
@@ -7,9 +7,10 @@ from mlcd.service.settings import Settings
 
 
 def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:
-    """Returns the model that the engine opens, after an export of other weights.
+    """Returns the model that the engine opens, exporting foreign weights first.
 
-    An export takes minutes and must not run in an event loop. announce: is called before it.
+    An export takes minutes and must not run in an event loop. announce: called with a message
+    before an export.
     """
     if settings.engine in ("fake", "triton"):
         return settings.model

@@ -1,4 +1,4 @@
-"""The nearest centers of embeddings, exact or approximate; approximation is audited at start."""
+"""Finds the nearest centers of embeddings, exactly or approximately (audited at start)."""
 
 import logging
 import threading
@@ -37,38 +37,38 @@ _log = logging.getLogger("mlcd.service")
 
 LookupMode = Literal["exact", "approximate"]
 _AUDITED_TOP: Final = 8  # the default `top` of /v1/labels
-_RECENT: Final = 10_000  # images, the latest of this process
+_NUM_RECENT: Final = 10_000  # latest images of this process
 
 
 class QueryNovelty:
-    """The centers of the latest images that were looked up, and whether each lies beyond the
-    distance within which most members of its cluster lie.
+    """Counts, for the latest images that were looked up, how many lie beyond the distance within
+    which most members of their cluster lie.
     """
 
     def __init__(self, quantiles: NDArray[np.float32]) -> None:
-        """quantiles: [K], the distances, 1 - cosine."""
+        """quantiles: [K], that distance (1 - cosine) of each center."""
         self._quantiles = quantiles
-        self._centers = np.full(_RECENT, -1, np.int32)
-        self._beyond = np.zeros(_RECENT, np.bool_)
-        self._seen = 0
-        self._changing = threading.Lock()
+        self._centers = np.full(_NUM_RECENT, -1, np.int32)
+        self._beyond = np.zeros(_NUM_RECENT, np.bool_)
+        self._num_seen = 0
+        self._lock = threading.Lock()
 
     def add(self, centers: NDArray[np.integer], similarities: NDArray[np.float32]) -> int:
-        """Adds images by their nearest centers, and returns how many lie beyond."""
+        """Adds images by their nearest centers, and returns how many lie beyond the distance."""
         beyond = 1 - similarities > self._quantiles[centers]
-        latest = slice(-_RECENT, None)
-        centers, recent = centers[latest], beyond[latest]
-        with self._changing:
-            places = (self._seen + np.arange(len(centers))) % _RECENT
-            self._centers[places], self._beyond[places] = centers, recent
-            self._seen += len(centers)
+        latest = slice(-_NUM_RECENT, None)
+        centers, latest_beyond = centers[latest], beyond[latest]
+        with self._lock:
+            slots = (self._num_seen + np.arange(len(centers))) % _NUM_RECENT
+            self._centers[slots], self._beyond[slots] = centers, latest_beyond
+            self._num_seen += len(centers)
         return int(beyond.sum())
 
     def by_center(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns how many of the recent images each center has, and how many of these lie beyond,
-        [K] each.
+        """Returns the number of recent images of each center, and how many of them lie beyond the
+        distance, [K] each.
         """
-        with self._changing:
+        with self._lock:
             is_used = self._centers >= 0
             centers, beyond = self._centers[is_used], self._beyond[is_used]
         num = len(self._quantiles)
@@ -79,7 +79,7 @@ class QueryNovelty:
 class Approximation:
     """The approximate look-up.
 
-    audit: recall, low, high, rows, source, top, cells and probes, as answers show them.
+    audit: recall, low, high, rows, source, top, cells and probes, as shown in responses.
     """
 
     scan: ApproximateScan
@@ -90,19 +90,19 @@ class Approximation:
     def build(
         cls, centers: Centers, exact: CenterScan, collections: Iterable[CollectionPort]
     ) -> "Approximation":
-        """Divides the centers into cells, chooses as few probes as recall allows, and audits them.
+        """Divides the centers into cells, chooses the lowest number of probes with enough recall,
+        and audits the recall on different rows.
 
-        The audit uses other rows than the choice. The rows are those shipped with the centers, else
-        indexed ones. Raises ConfigInvalid for too few centers or rows, or where no number of probes
-        is enough.
+        Uses rows that ship with the centers, otherwise indexed rows. Raises ConfigInvalid for too
+        few centers or rows, or if no number of probes is enough.
         """
         source, unaligned = _choose_audit_rows(centers, collections)
         rows = centers.align(unaligned)
         top = min(_AUDITED_TOP, len(centers.vectors))
         scan = ApproximateScan(centers.vectors, divide(centers.vectors))
-        true = exact.nearest(rows, top).ids
-        probes = fewest_probes(scan, rows[::2], true[::2])
-        result = audit(scan, rows[1::2], true[1::2], probes)
+        exact_ids = exact.nearest(rows, top).ids
+        probes = fewest_probes(scan, rows[::2], exact_ids[::2])
+        result = audit(scan, rows[1::2], exact_ids[1::2], probes)
         summary = {
             "recall": result.recall,
             "low": result.low,
@@ -119,101 +119,100 @@ class Lookup:
     def __init__(
         self, centers: Centers, artifact: Artifact | None = None, state_dir: Path | None = None
     ) -> None:
-        """artifact: that of the centers. state_dir: see `StoredNames`."""
+        """artifact: artifact of the centers; without it there are no stored names. state_dir: see
+        `StoredNames`.
+        """
         self.centers = centers
         self._artifact = artifact
         self._stored = None if artifact is None else StoredNames(artifact, state_dir)
         self._renaming = threading.Lock()
-        self._read_at = None if self._stored is None else self._stored.versions()
+        self._read_versions = None if self._stored is None else self._stored.versions()
         self.damaged_names: str | None = None
         self.names = CenterNames(centers.names or (None,) * len(centers.vectors), ())
         self._read_names()
         self.recent = None if centers.quantiles is None else QueryNovelty(centers.quantiles)
-        # The service never loads torch, and numpy's labels are the same.
+        # numpy, because the server must not load torch; the labels are the same.
         self.scan = CenterScan(centers.vectors, matmul="numpy")
         self.approximation: Approximation | None = None
 
     def approximate(self, collections: Iterable[CollectionPort]) -> None:
-        """Prepares the approximate mode, audited on the centers' own rows or on indexed ones."""
+        """Prepares the approximate mode; see `Approximation.build`."""
         try:
             self.approximation = Approximation.build(self.centers, self.scan, collections)
         except ConfigInvalid as error:
-            remedy = "leave MLCD_APPROXIMATE out: labels are then exact"
+            remedy = "leave MLCD_APPROXIMATE out, for exact labels"
             raise ConfigInvalid(error.message, remedy=remedy) from error
 
     def rename(self, center: int, name: str | None) -> CenterNames:
-        """Gives a center a name, durably, and returns the names since. None takes its name away."""
+        """Sets a center's name durably, or removes it for None; returns the new names."""
         assert self._stored is not None
         with self._renaming:
-            self._take(self.names.since(self._stored.rename(center, name)))
+            self._set_names(self.names.since(self._stored.rename(center, name)))
             return self.names
 
     def follow_names(self) -> None:
-        """Reads the names again where another process has changed their files.
+        """Reads the names again if another process has changed their files.
 
-        The names stay where one is damaged, and where the centers were removed or replaced, as by
-        another clustering of an explored place.
+        Keeps the present names if a file is damaged, or if the centers were removed or replaced, as
+        by another clustering of an explored folder.
         """
-        if self._stored is None or self._stored.versions() == self._read_at:
+        if self._stored is None or self._stored.versions() == self._read_versions:
             return
         if not self._stored.is_in_place():
             return
-        with self._renaming, suppress(FileNotFoundError):  # they may be removed meanwhile
-            # the file may change again while it is read, and is then read again
-            self._read_at = self._stored.versions()
-            self._read_names(again=True)
+        with self._renaming, suppress(FileNotFoundError):  # the files may be removed meanwhile
+            # read before the names, so that a change during the read causes another read
+            self._read_versions = self._stored.versions()
+            self._read_names(keep_if_damaged=True)
 
-    def _read_names(self, *, again: bool = False) -> None:
-        """Reads the names; without those of a damaged file.
-
-        again: leaves the names as they are if a file is damaged.
-        """
+    def _read_names(self, *, keep_if_damaged: bool = False) -> None:
+        """Reads the names without a damaged file, or, with keep_if_damaged, keeps them then."""
         if self._stored is None or self._artifact is None:
             return
         read = self._stored.read()
         self.damaged_names = read.damaged
-        if again and read.damaged is not None:
+        if keep_if_damaged and read.damaged is not None:
             return
         try:
             names = CenterNames.read(self._artifact, read.names)
         except ArtifactInvalid as error:
-            _log.error("the evidence for the names of the centers: %s", error)
+            _log.error("the evidence for the names of centers cannot be read: %s", error)
             self.damaged_names = read.names.evidence
             names = CenterNames(read.names.names, (), read.names.version)
-        self._take(names)
+        self._set_names(names)
 
-    def _take(self, names: CenterNames) -> None:
+    def _set_names(self, names: CenterNames) -> None:
         self.names = names
         self.centers = replace(self.centers, names=names.names)
 
     @cached_property
     def ordinary_distances(self) -> NDArray[np.floating] | float | None:
-        """Returns the distance, 1 - cosine, within which most images like those that were clustered
-        lie from their nearest center: of each center, [K], or of all.
+        """Returns the distance (1 - cosine) to the nearest center within which most images like the
+        clustered ones lie: per center, [K], or one for all.
 
-        Without quantiles of its own each center has the 95 % quantile of the rows that ship with
-        the centers; the result is None where those are too few.
+        Centers without quantiles share the 95 % quantile of the rows that ship with them; None if
+        there are too few rows.
         """
         if self.centers.quantiles is not None:
             return self.centers.quantiles
-        shipped = self.centers.audit_rows
-        if shipped is None or len(shipped) < LEAST_ORDINARY:
+        audit_rows = self.centers.audit_rows
+        if audit_rows is None or len(audit_rows) < LEAST_ORDINARY:
             return None
-        rows = self.centers.align(unit_rows(shipped))
+        rows = self.centers.align(unit_rows(audit_rows))
         return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], ORDINARY))
 
     def remember(self, embeddings: Embeddings, neighbors: Neighbors) -> int | None:
-        """Counts images among the recent ones, and returns how many lie beyond the quantile of
-        their center; None where the centers have none.
+        """Adds images to the recent ones, and returns how many lie beyond the quantile of their
+        center; None without quantiles.
 
-        neighbors: what `nearest` returns for these embeddings.
+        neighbors: result of `nearest` for these embeddings.
         """
         if self.recent is None or not len(embeddings):
             return None
         ids, scores = neighbors.ids[:, 0].copy(), neighbors.scores[:, 0].copy()
-        if (left_out := ids < 0).any():  # by a threshold
-            nearest = self.nearest(embeddings[left_out], 1)
-            ids[left_out], scores[left_out] = nearest.ids[:, 0], nearest.scores[:, 0]
+        if (is_missing := ids < 0).any():  # below a threshold
+            nearest = self.nearest(embeddings[is_missing], 1)
+            ids[is_missing], scores[is_missing] = nearest.ids[:, 0], nearest.scores[:, 0]
         return self.recent.add(ids, scores)
 
     @property
@@ -229,34 +228,37 @@ class Lookup:
         mode: LookupMode = "exact",
         engine_labels: EngineLabels | None = None,
     ) -> Neighbors:
-        """Finds the `top` nearest centers, or all if fewer, of unit rows from the model.
+        """Finds the `top` nearest centers (or all, if there are fewer) of unit rows of the model.
 
-        engine_labels: those that the engine found already; they do not change the answer.
+        engine_labels: labels that the engine returned; they save a scan and do not change the
+        result.
         """
         rows, top = self.centers.align(embeddings), min(top, len(self.centers.vectors))
-        least = None if threshold is None else least_product(threshold)
-        return self._nearest(embeddings, rows, top, least, mode, engine_labels).as_cosines()
+        min_product = None if threshold is None else least_product(threshold)
+        return self._nearest(embeddings, rows, top, min_product, mode, engine_labels).as_cosines()
 
     def _nearest(
         self,
         embeddings: Embeddings,
         rows: Embeddings,
         top: int,
-        least: float | None,
+        min_product: float | None,
         mode: LookupMode,
         engine_labels: EngineLabels | None,
     ) -> Neighbors:
-        """Returns the nearest centers with their products, of at least `least`."""
+        """Returns the nearest centers with their products, at least `min_product`."""
         if mode == "exact":
             if (
                 engine_labels is not None
                 and engine_labels.centers == self.centers.digest
                 and engine_labels
             ):
-                return self._complete_labels(engine_labels, embeddings, rows, top, least)
-            return self.scan.nearest(rows, top, least)
+                return self._complete_labels(engine_labels, embeddings, rows, top, min_product)
+            return self.scan.nearest(rows, top, min_product)
         assert self.approximation is not None
-        return self.approximation.scan.nearest(rows, top, least, probes=self.approximation.probes)
+        return self.approximation.scan.nearest(
+            rows, top, min_product, probes=self.approximation.probes
+        )
 
     def _complete_labels(
         self,
@@ -264,42 +266,41 @@ class Lookup:
         embeddings: Embeddings,
         rows: Embeddings,
         top: int,
-        least: float | None,
+        min_product: float | None,
     ) -> Neighbors:
-        """Returns the labels of the engine, and scans for the other rows."""
-        has, ids, exact = engine_labels.of(embeddings, rows, self.centers.vectors, top)
-        if least is not None:  # compares the scores before they are rounded
-            beyond = exact < least
-            ids[beyond], exact[beyond] = -1, -np.inf
+        """Returns the engine's labels, and scans for rows without them."""
+        has_labels, ids, exact = engine_labels.of(embeddings, rows, self.centers.vectors, top)
+        if min_product is not None:  # compares the scores before they are rounded
+            is_below = exact < min_product
+            ids[is_below], exact[is_below] = -1, -np.inf
         scores = exact.astype(np.float32)
-        if not has.all():
-            scanned = self.scan.nearest(rows[~has], top, least)
-            ids[~has], scores[~has] = scanned.ids, scanned.scores
+        if not has_labels.all():
+            scanned = self.scan.nearest(rows[~has_labels], top, min_product)
+            ids[~has_labels], scores[~has_labels] = scanned.ids, scanned.scores
         return Neighbors(ids.astype(np.int32), scores)
 
 
 def _choose_audit_rows(
     centers: Centers, collections: Iterable[CollectionPort]
 ) -> tuple[str, Embeddings]:
-    """Returns the source of the rows to audit, and the rows.
-
-    The rows are unit [n, D] as the model gives them, with n of at least MIN_AUDITED_ROWS.
+    """Returns the source of the rows to audit, and the rows: unit rows of the model, [n, D], with n
+    at least MIN_AUDITED_ROWS.
     """
-    shipped = centers.audit_rows
-    if shipped is not None and len(shipped) >= MIN_AUDITED_ROWS:
-        return "centers", unit_rows(shipped)
+    audit_rows = centers.audit_rows
+    if audit_rows is not None and len(audit_rows) >= MIN_AUDITED_ROWS:
+        return "centers", unit_rows(audit_rows)
     return "collections", _sample(collections, AUDITED_ROWS)
 
 
 def _sample(collections: Iterable[CollectionPort], num: int) -> Embeddings:
-    """Returns at most `num` indexed rows, [n, D], drawn by the hash of their positions."""
-    opened = [collection.rows() for collection in collections]
-    positions = [(take, row) for ids, take in opened for row in range(len(ids))]
+    """Returns at most `num` indexed rows, [n, D], sampled by the hash of their positions."""
+    all_rows = [collection.rows() for collection in collections]
+    positions = [(take, row) for ids, take in all_rows for row in range(len(ids))]
     if len(positions) < MIN_AUDITED_ROWS:
         raise ConfigInvalid(
-            f"approximate labels are audited on {MIN_AUDITED_ROWS} rows or more: these centers ship"
-            " none, as `mlcd cluster` writes them, and there are"
+            f"approximate labels need an audit on {MIN_AUDITED_ROWS} rows or more, but the centers"
+            " ship without audit rows (`mlcd cluster` writes them) and there are"
             f" {len(positions)} indexed images (--state)"
         )
-    chosen = np.argsort(hash_counters(np.arange(len(positions))), kind="stable")[:num]
-    return np.concatenate([take(np.array([row])) for take, row in (positions[i] for i in chosen)])
+    sample = np.argsort(hash_counters(np.arange(len(positions))), kind="stable")[:num]
+    return np.concatenate([take(np.array([row])) for take, row in (positions[i] for i in sample)])

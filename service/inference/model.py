@@ -1,4 +1,4 @@
-"""The served model with the parts that belong to it; a switch to another version replaces them."""
+"""The served model with its parts, which a switch to another version replaces."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,8 +30,8 @@ from mlcd.service.settings import Settings
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.service.telemetry.text_metrics import TowerMetrics
 
-# The share of the deadline that a batch may take: an image may wait for the batch that runs and for
-# the one that is ready before its own is taken.
+# The fraction of the deadline that a batch may take: an image may have to wait for the running
+# batch and for the next batch before its own.
 _BATCH_SHARE: Final = 0.25
 AnyEngine: TypeAlias = SupervisedEngine | TritonEngine
 
@@ -53,8 +53,8 @@ class InFlight:
         if not self._num:
             self._none.set()
 
-    async def none(self) -> None:
-        """Returns when no request is in flight."""
+    async def wait_for_none(self) -> None:
+        """Waits until no request is in flight."""
         await self._none.wait()
 
 
@@ -62,9 +62,10 @@ class InFlight:
 class SharedResources:
     """The resources that every model of a process uses.
 
-    large: threads for images that take seconds, apart from `decoders`. tokenizing: the one thread
-    that makes tokens of texts. memory: the cache of embeddings; models have different keys in it.
-    collections: those of all models; None without a state directory.
+    headers: threads that read headers of images. decoders: threads that decode images, except
+    images that take seconds, for which there is `large`. tokenizing: a pool of one thread that
+    tokenizes texts. memory: cache of the embeddings of all models. collections: collections of all
+    models; None without a state directory.
     """
 
     settings: Settings
@@ -86,10 +87,9 @@ class SharedResources:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """An engine, the way to it, and the data of its model.
+    """An engine, its dispatcher and pipeline, and the data of its model.
 
-    texts: the model's tower of texts, None where it embeds images only. requests: those it answers
-    now.
+    texts: the model's text tower, None if it embeds only images. requests: its requests in flight.
     """
 
     engine: Engine
@@ -104,7 +104,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class OpenedTexts:
-    """The open engine of a model's texts, and their tokenizer."""
+    """The open engine of a text tower, and its tokenizer."""
 
     engine: AnyEngine
     tokenizer: Tokenizer
@@ -119,7 +119,7 @@ async def open_model(
     assert isinstance(encoder, ServedEncoder)
     async with AsyncExitStack() as stack:
         dispatcher = await stack.enter_async_context(
-            _dispatching(engine, settings, metrics, "images", settings.limits.max_queued_images)
+            _open_dispatcher(engine, settings, metrics, "images", settings.limits.max_queued_images)
         )
         images = Pipeline(
             engine,
@@ -149,7 +149,7 @@ async def open_model(
             tower = new_text_tower(
                 texts.engine,
                 await stack.enter_async_context(
-                    _dispatching(
+                    _open_dispatcher(
                         texts.engine,
                         settings,
                         metrics.of_texts,
@@ -170,12 +170,12 @@ async def open_model(
 
 
 @asynccontextmanager
-async def _dispatching(
-    engine: AnyEngine, settings: Settings, metrics: TowerMetrics, of: str, max_queued: int
+async def _open_dispatcher(
+    engine: AnyEngine, settings: Settings, metrics: TowerMetrics, item_kind: str, max_queued: int
 ) -> AsyncIterator[Dispatcher]:
-    """Opens the way to an engine: Triton batches by itself, others have a micro-batcher.
+    """Opens the dispatcher of an engine: Triton batches itself, others get a micro-batcher.
 
-    of: the name of the items. max_queued: how many of them may wait.
+    item_kind: name of the items. max_queued: limit of items in the queue.
     """
     if isinstance(engine, TritonEngine):
         yield Direct(engine, timeout_s=settings.triton.timeout_s, metrics=metrics)
@@ -185,7 +185,7 @@ async def _dispatching(
         max_batch=engine.served.batch_within(settings.limits.deadline_s * _BATCH_SHARE),
         max_queued=max_queued,
         metrics=metrics,
-        of=of,
+        item_kind=item_kind,
     )
     async with batcher:
         yield batcher

@@ -1,4 +1,4 @@
-"""The centers and collections of a model: they are usable only with the model behind them."""
+"""The centers and collections of a model, which are usable only with this model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from mlcd.service.inference.lookup import Lookup
 from mlcd.service.settings import Settings
 from mlcd.types import Fingerprint
 
-_SHOWN: Final = 12  # digits of a fingerprint in a message
+_SHOWN_DIGITS: Final = 12  # of a fingerprint in a message
 
 
 def missing_collection() -> NotFound:
@@ -24,10 +24,10 @@ def missing_collection() -> NotFound:
 
 @dataclass(frozen=True)
 class ModelData:
-    """The centers and collections of one model; those of other models are refused.
+    """The centers and collections of one model; data of other models is refused.
 
-    lookup: that of the model's centers. store: the collections of all models. foreign_centers: the
-    model of the centers, where it is another one.
+    lookup: look-up of the model's centers. store: collections of all models. foreign_centers:
+    fingerprint of the centers' model if it is another model.
     """
 
     fingerprint: Fingerprint
@@ -59,10 +59,11 @@ class ModelData:
         Raises NotFound without centers, Conflict for centers of another model.
         """
         if self.foreign_centers is not None:
-            raise self._foreign(
+            raise self._foreign_error(
                 "the centers are",
                 self.foreign_centers,
-                "cluster its embeddings or export its centers",
+                "cluster the served model's embeddings or export its centers",
+                "the centers",
             )
         if self.lookup is None:
             raise NotFound(
@@ -79,8 +80,11 @@ class ModelData:
         if collection is None:
             raise missing_collection()
         if collection.fingerprint != self.fingerprint:
-            raise self._foreign(
-                "this collection is", collection.fingerprint, "embed its images by the served model"
+            raise self._foreign_error(
+                "this collection is",
+                collection.fingerprint,
+                "embed the collection's images with the served model",
+                "the collection",
             )
         return collection
 
@@ -96,11 +100,13 @@ class ModelData:
     def _all(self) -> Mapping[str, CollectionPort]:
         return {} if self.store is None else self.store.all()
 
-    def _foreign(self, subject: str, fingerprint: Fingerprint, way: str) -> Conflict:
+    def _foreign_error(
+        self, subject: str, fingerprint: Fingerprint, remedy: str, data: str
+    ) -> Conflict:
         return Conflict(
             f"{subject} in the space of the model {fingerprint}, and {self.fingerprint} is served",
-            remedy=f"{way}, then load the served version again;"
-            " or switch back to the model that made it",
+            remedy=f"{remedy}, then load the served version again; or switch back to the model that"
+            f" made {data}",
         )
 
 
@@ -114,16 +120,16 @@ def open_model_data(
 ) -> ModelData:
     """Opens the centers and finds new `collections`; slow.
 
-    The centers are those that `settings` name, else those that the model's `folder` holds.
-    strict: raise ConfigInvalid for centers of another model. Raises ConfigInvalid, too, where
-    approximate labels cannot be audited.
+    The centers are those of `settings`, otherwise those in the model's `folder`. strict: whether
+    centers of another model raise ConfigInvalid. Also raises ConfigInvalid if approximate labels
+    cannot be audited.
     """
-    opened = _open_centers(settings, folder, fingerprint, strict=strict)
+    opened_centers = _open_centers(settings, folder, fingerprint, strict=strict)
     if collections is not None:
         collections.find_new()
     foreign_centers, lookup = None, None
-    if opened is not None:
-        artifact, centers = opened
+    if opened_centers is not None:
+        artifact, centers = opened_centers
         if centers.fingerprint == fingerprint:
             state_dir = None if settings.state_dir is None else Path(settings.state_dir)
             lookup = Lookup(centers, artifact, state_dir)
@@ -138,7 +144,7 @@ def open_model_data(
 def open_collections(settings: Settings) -> CollectionsPort | None:
     """Opens all collections in the store or the state directory; slow. Returns None without either.
 
-    Several server processes may only search those in a state directory.
+    With several server processes, collections in a state directory are read-only.
     """
     if (store := settings.collections.store) is not None:
         return open_place(store.get_secret_value(), max_collections=settings.limits.max_collections)
@@ -166,11 +172,11 @@ def _open_centers(
 
 
 def find_centers(settings: Settings, folder: str) -> Path | None:
-    """Returns the path of the named centers, else of those that the model's folder holds."""
+    """Returns the path of the centers of `settings`, otherwise of those in the model's folder."""
     if settings.centers is not None:
         return fetch_copy(settings.centers)
-    shipped = Path(folder) / "centers"
-    return shipped if (shipped / MANIFEST).is_file() else None
+    centers = Path(folder) / "centers"
+    return centers if (centers / MANIFEST).is_file() else None
 
 
 def check_centers(path: Path, centers: Centers, fingerprint: Fingerprint) -> None:
@@ -178,6 +184,6 @@ def check_centers(path: Path, centers: Centers, fingerprint: Fingerprint) -> Non
     if centers.fingerprint != fingerprint:
         raise ConfigInvalid(
             f"the centers {path} are in the space of another model"
-            f" ({centers.fingerprint[:_SHOWN]}, served {fingerprint[:_SHOWN]})",
+            f" ({centers.fingerprint[:_SHOWN_DIGITS]}, served {fingerprint[:_SHOWN_DIGITS]})",
             remedy="use the centers shipped with the model, or cluster its own embeddings",
         )

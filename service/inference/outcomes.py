@@ -1,4 +1,4 @@
-"""The result of encoding a request, whatever its items are, and who pays for it."""
+"""The result of encoding a request's images or texts, and the account that pays for it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from mlcd.types import Embeddings
 class Timings:
     """The seconds that the slowest item of a request spent in each stage."""
 
-    decode_s: float = 0.0  # with the wait for a free decoder
+    decode_s: float = 0.0  # includes the wait for a free decoder
     queue_s: float = 0.0
     inference_s: float = 0.0  # of the item's batch
     cache_s: float = 0.0  # look-ups of the whole request, and waits for encodings of other requests
-    fetch_s: float | None = None  # of all images at URLs together; None where there are none
-    tokenize_s: float | None = None  # of all texts together; None where there are none
+    fetch_s: float | None = None  # of all images at URLs; None without any
+    tokenize_s: float | None = None  # of all texts; None without any
 
     def server_timing(self) -> str:
         """Returns the value of a Server-Timing header, in milliseconds."""
@@ -40,9 +40,9 @@ class Timings:
 class Encoded:
     """The embeddings of a request.
 
-    embeddings: [M, D] of the items that succeeded. rows: their M indexes in the request. errors:
-    those of the other items. rounded: the type that the cache rounds vectors to, None where they
-    are exact.
+    embeddings: [M, D], of the items that succeeded. rows: their M indices in the request. errors:
+    rejections of the other items, by index. rounded: type to which the cache rounds vectors; None
+    if they are exact.
     """
 
     embeddings: Embeddings
@@ -60,21 +60,21 @@ class EncodedItem:
     timings: Timings
 
 
-# A callback for every item as soon as it is done: its index in the request, its embedding [D] or
-# its rejection.
+# called for every item as soon as it is done, with its index in the request and its embedding [D]
+# or rejection
 OnOutcome: TypeAlias = Callable[[int, NDArray[np.float32] | Rejection], None]
 
 
 class Account(Protocol):
-    """The client of a request: its items are charged to it and decoded in turn with others'."""
+    """The client of a request: its items are charged to it, and clients take turns in decoding."""
 
     @property
     def owner(self) -> object: ...
 
     async def charge(self, pixels: Sequence[int]) -> None:
-        """Charges items that must be computed: images with these numbers of pixels, or texts of 1.
+        """Charges items that must be computed: images by their pixels, texts as 1 each.
 
-        Raises RateExceeded or InvalidInput where they are too much.
+        Raises RateExceeded or InvalidInput if they exceed the client's limits.
         """
         ...
 
@@ -90,7 +90,7 @@ class Anybody:
 
 
 class Encoding(Protocol):
-    """A way from the bytes of items to embeddings."""
+    """Encodes the bytes of items to embeddings."""
 
     async def encode(
         self,
@@ -100,12 +100,12 @@ class Encoding(Protocol):
         deadline: float,
         account: Account | None = None,
     ) -> Encoded:
-        """Encodes every item on its own; a rejection in `items` is passed on to `errors`."""
+        """Encodes every item independently; a rejection in `items` is copied to `errors`."""
         ...
 
 
 class Pipelined(Protocol):
-    """An `Encoding` that tells of each item as soon as it is done."""
+    """An `Encoding` that reports each item as soon as it is done."""
 
     async def encode(
         self,
@@ -135,15 +135,15 @@ def join_outcomes(outcomes: Sequence[EncodedItem | Rejection], *, dimension: int
     )
 
 
-def report(
+def report_task(
     on_outcome: OnOutcome, index: int, task: "asyncio.Task[EncodedItem | Rejection]"
 ) -> None:
-    """Calls `on_outcome` with the outcome of a task that has one."""
+    """Calls `on_outcome` with the outcome of a task, unless it was cancelled or failed."""
     if not task.cancelled() and task.exception() is None:
-        tell(on_outcome, index, task.result())
+        report_outcome(on_outcome, index, task.result())
 
 
-def tell(on_outcome: OnOutcome, index: int, outcome: EncodedItem | Rejection) -> None:
+def report_outcome(on_outcome: OnOutcome, index: int, outcome: EncodedItem | Rejection) -> None:
     """Calls `on_outcome` with the outcome of an item."""
     on_outcome(index, outcome.embedding if isinstance(outcome, EncodedItem) else outcome)
 

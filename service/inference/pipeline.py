@@ -1,7 +1,7 @@
 """The pipeline from image bytes to embeddings: admission, decoding in a bounded pool, dispatch.
 
-A bad image fails alone. Decoders are threads: Pillow and simplejpeg release the interpreter's lock
-while they work.
+A bad image does not fail other images. Decoders are threads, because Pillow and simplejpeg release
+the interpreter's lock while they work.
 """
 
 import asyncio
@@ -31,29 +31,29 @@ from mlcd.service.inference.outcomes import (
     OnOutcome,
     Timings,
     join_outcomes,
-    report,
-    tell,
+    report_outcome,
+    report_task,
 )
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.service.telemetry.request import took
 
 _LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
-# Headers of so few bytes are read on the event loop, in about 0.05 ms: a thread would take as long
-# to wake. The most hostile ones take 6 ms.
+# Up to this size, headers are read on the event loop, in about 0.05 ms: waking a thread would take
+# as long. The worst hostile headers take 6 ms.
 _SMALL_BYTES: Final = 8 * 2**10
-# A lone image of such a kind, so few bytes and so small is decoded there, too: of hostile ones the
-# worst took 1.6 ms.
+# A request of one image within these limits is also decoded on the event loop; the worst hostile
+# image took 1.6 ms.
 _SMALL_FORMATS: Final = ("JPEG", "PNG")
 _SMALL_SIDE: Final = 128
-_SMALL_ASPECT: Final = 2  # the shorter side becomes the model's: a strip would be resized to much
+_SMALL_ASPECT: Final = 2  # resizing the shorter side to the model's makes a long strip large
 
 _Image: TypeAlias = bytes | OpenedImage | Rejection
-# An image and the number of its pixels.
+# an image and its number of pixels
 _Sized: TypeAlias = tuple[_Image, int]
 
 
 class Pipeline:
-    """The way from image bytes to embeddings, shared by all routes."""
+    """Encodes image bytes to embeddings, for all routes."""
 
     def __init__(
         self,
@@ -71,11 +71,9 @@ class Pipeline:
         max_pixels: int,
         metrics: Metrics,
     ) -> None:
-        """Takes the thread pools and limits.
-
-        headers: threads that read headers; they are not `decoders`, because a refusal must not wait
-        for other images. large: threads for images that take seconds, which leaves `decoders` to
-        the others. max_pixels: the limit of one request.
+        """headers: threads that read headers, separate from `decoders`, because a refusal must not
+        wait for other images. large: threads for images that take seconds, so that these do not
+        occupy `decoders`. max_pixels: limit of pixels in one request.
         """
         self._engine, self._dispatcher, self._admission = engine, dispatcher, admission
         self._headers, self._num_decoders = headers, num_decoders
@@ -87,7 +85,7 @@ class Pipeline:
         metrics.queue_depth("decode", lambda: max(0, self._num_decoding - self._num_decoders))
 
     async def warm_up(self) -> None:
-        """Reads and decodes an image, so that no client waits for what the first one loads."""
+        """Decodes an image, so that no client waits for libraries that the first image loads."""
         loop, image = asyncio.get_running_loop(), _blank_jpeg()
         await loop.run_in_executor(self._headers, _read_headers, [image], self._limits)
         await self._decoders.run(self, 0, partial(self._preprocess.prepare, image, self._limits))
@@ -101,12 +99,12 @@ class Pipeline:
         on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded:
-        """Encodes every image on its own; an ImageRejected in `images` is passed on to `errors`.
+        """Encodes every image independently; a rejection in `images` is copied to `errors`.
 
-        deadline: by the running loop's clock. A cancelled call drops images that are not decoded or
-        not encoded yet. Raises Overloaded when the server is at a limit, TooLarge for too many
+        deadline: by the running loop's clock. A cancelled call drops images that are not yet
+        decoded or encoded. Raises Overloaded when the server is at a limit, TooLarge for too many
         pixels in one request, Unavailable while the engine is down or when it fails,
-        DeadlineExceeded, and what `account` raises.
+        DeadlineExceeded, and the errors of `account`.
         """
         account = account or Anybody()
         loop = asyncio.get_running_loop()
@@ -140,20 +138,20 @@ class Pipeline:
     async def _encode_all(
         self, images: Sequence[_Sized], deadline: float, on_outcome: OnOutcome | None, owner: object
     ) -> list[EncodedItem | Rejection]:
-        # A request gives only a few images to the decoders at a time, so others come in between.
-        turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
-        if len(images) == 1:  # a task of its own would cost a tenth of a small image
-            outcome = await self._encode_one(images[0], turn, deadline, request, owner)
+        # A request gives only a few images to the decoders at a time, so that requests alternate.
+        decoding, request = asyncio.Semaphore(2 * self._num_decoders), object()
+        if len(images) == 1:  # without a task, which would take a tenth of a small image's time
+            outcome = await self._encode_one(images[0], decoding, deadline, request, owner)
             if on_outcome is not None:
-                tell(on_outcome, 0, outcome)
+                report_outcome(on_outcome, 0, outcome)
             return [outcome]
         tasks = [
-            asyncio.ensure_future(self._encode_one(image, turn, deadline, request, owner))
+            asyncio.ensure_future(self._encode_one(image, decoding, deadline, request, owner))
             for image in images
         ]
         if on_outcome is not None:
             for index, task in enumerate(tasks):
-                task.add_done_callback(partial(report, on_outcome, index))
+                task.add_done_callback(partial(report_task, on_outcome, index))
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -163,7 +161,7 @@ class Pipeline:
     async def _encode_one(
         self,
         sized: _Sized,
-        turn: asyncio.Semaphore,
+        decoding: asyncio.Semaphore,
         deadline: float,
         request: object,
         owner: object,
@@ -173,12 +171,12 @@ class Pipeline:
             return image
         started = time.perf_counter()
         try:
-            pixels = await self._decode(image, num_pixels, turn, owner)
+            pixels = await self._decode(image, num_pixels, decoding, owner)
         except ImageRejected as rejection:
-            return _bare(rejection)
+            return _strip_traceback(rejection)
         except asyncio.CancelledError:
-            late = asyncio.get_running_loop().time() >= deadline
-            self._metrics.count_dropped("deadline" if late else "client_gone")
+            is_late = asyncio.get_running_loop().time() >= deadline
+            self._metrics.count_dropped("deadline" if is_late else "client_gone")
             raise
         decoded = time.perf_counter()
         took("decode", started, decoded)
@@ -194,14 +192,14 @@ class Pipeline:
         self,
         image: bytes | OpenedImage,
         num_pixels: int,
-        turn: asyncio.Semaphore,
+        decoding: asyncio.Semaphore,
         owner: object,
     ) -> NDArray[np.uint8]:
         if isinstance(image, OpenedImage):
-            return self._decode_here(image)
+            return self._decode_on_loop(image)
         prepare = partial(self._preprocess.prepare, image, self._limits)
         decoders = self._large if num_pixels > _LARGE_PIXELS else self._decoders
-        async with turn:
+        async with decoding:
             started = time.perf_counter()
             self._num_decoding += 1
             try:
@@ -211,7 +209,7 @@ class Pipeline:
                 self._num_decoding -= 1
                 self._metrics.observe_decoding(format_of(image), time.perf_counter() - started)
 
-    def _decode_here(self, image: OpenedImage) -> NDArray[np.uint8]:
+    def _decode_on_loop(self, image: OpenedImage) -> NDArray[np.uint8]:
         started = time.perf_counter()
         try:
             return self._preprocess.prepare(image, self._limits)
@@ -220,13 +218,13 @@ class Pipeline:
 
 
 def _open_small(image: bytes | Rejection, limits: DecodeLimits) -> tuple[list[_Image], list[int]]:
-    """Returns what `_read_headers` does for a lone image, opened if it is to be decoded here."""
+    """Returns the result of `_read_headers` for one image, opened if the event loop decodes it."""
     if isinstance(image, Rejection):
         return [image], [0]
     try:
         opened = open_image(image, limits=limits)
     except ImageRejected as rejection:
-        return [_bare(rejection)], [0]
+        return [_strip_traceback(rejection)], [0]
     longest, shortest = max(opened.file.size), min(opened.file.size)
     if (
         opened.file.format in _SMALL_FORMATS
@@ -241,9 +239,10 @@ def _open_small(image: bytes | Rejection, limits: DecodeLimits) -> tuple[list[_I
 def _read_headers(
     images: Sequence[bytes | Rejection], limits: DecodeLimits
 ) -> tuple[list[_Image], list[int]]:
-    """Returns the images and the number of pixels of each.
+    """Returns the images and their numbers of pixels.
 
-    An image whose header shows that it must be rejected is replaced by its rejection, of 0 pixels.
+    An image that must be rejected because of its header is replaced by its rejection, with 0
+    pixels.
     """
     checked: list[_Image] = []
     pixels: list[int] = []
@@ -253,14 +252,13 @@ def _read_headers(
             checked.append(image)
         except ImageRejected as rejection:
             pixels.append(0)
-            checked.append(_bare(rejection))
+            checked.append(_strip_traceback(rejection))
     return checked, pixels
 
 
-def _bare(rejection: ImageRejected) -> ImageRejected:
-    """Returns the rejection without its traceback.
-
-    Its frames would keep the images in memory and, in a circle, the rejection itself.
+def _strip_traceback(rejection: ImageRejected) -> ImageRejected:
+    """Returns the rejection without its traceback, whose frames would keep the images and, in a
+    reference cycle, the rejection itself in memory.
     """
     rejection.__cause__ = rejection.__context__ = None
     return rejection.with_traceback(None)

@@ -1,4 +1,4 @@
-"""The readiness of a server: it is not stopping, its engines are up, inferences succeed."""
+"""Checks the readiness of a server: it is not stopping, its engines are up, inferences succeed."""
 
 import asyncio
 import contextlib
@@ -13,20 +13,20 @@ from mlcd.service.timings import READY_FRESH_S
 
 
 class ReadinessProbe:
-    """The probe of one engine: one inference is tried at a time, two a second."""
+    """The probe of one engine: at most one trial inference at a time, and two per second."""
 
-    def __init__(self, engine: Engine, dispatcher: Dispatcher, trial: NDArray[Any]) -> None:
-        """Takes the engine and the way to it. trial: an item that it can encode."""
-        self._engine, self._dispatcher, self._item = engine, dispatcher, trial
+    def __init__(self, engine: Engine, dispatcher: Dispatcher, item: NDArray[Any]) -> None:
+        """item: an item that the engine can encode."""
+        self._engine, self._dispatcher, self._item = engine, dispatcher, item
         self._trial: asyncio.Task[None] | None = None
-        self._tried = -np.inf
+        self._last_trial = -np.inf
 
     async def check(self) -> bool:
-        """Tells whether the engine is up and an inference succeeded lately."""
+        """Tells whether the engine is up and an inference succeeded recently."""
         if not self._engine.up or self._engine.overdue:
             return False
         if self._age > READY_FRESH_S or self._engine.failing:
-            await self._try()
+            await self._try_inference()
         return (
             not self._engine.failing
             and self._engine.up
@@ -37,12 +37,12 @@ class ReadinessProbe:
     def _age(self) -> float:
         return asyncio.get_running_loop().time() - self._engine.last_success
 
-    async def _try(self) -> None:
+    async def _try_inference(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._trial is None or self._trial.done():
-            if now - self._tried < READY_FRESH_S:
+            if now - self._last_trial < READY_FRESH_S:
                 return
-            self._tried = now
+            self._last_trial = now
             self._trial = asyncio.create_task(self._infer(), name="readiness-trial")
         await asyncio.wait([self._trial], timeout=self._engine.overdue_s)
 
@@ -52,18 +52,18 @@ class ReadinessProbe:
 
 
 class Readiness:
-    """The answer to probes of the server, however many come."""
+    """The readiness of the server, cheap for any number of requests."""
 
     def __init__(self, *probes: ReadinessProbe) -> None:
-        """Takes the probe of each engine: the server is ready when all of them are."""
+        """probes: the probe of each engine; the server is ready when all of them are."""
         self._probes = probes
         self.draining = False
 
     async def check(self) -> bool:
         """Tells whether the server is ready.
 
-        It answers within the time after which an inference is in doubt: 0.8 s, or three times the
-        largest batch.
+        Takes at most the time after which an inference counts as overdue: 0.8 s, or three times the
+        duration of the largest batch.
         """
         if self.draining:
             return False

@@ -1,4 +1,4 @@
-"""The served towers as their processes opened them, and how to open them again."""
+"""Describes how to open a served tower, and the tower that an engine's process has opened."""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -12,7 +12,7 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.service.log import Log
 from mlcd.types import Fingerprint
 
-if TYPE_CHECKING:  # settings are of the server alone, and Triton is an extra
+if TYPE_CHECKING:  # only the server has settings, and Triton is an extra
     from mlcd.encoders.triton import TritonEncoder, TritonTextEncoder
     from mlcd.service.settings import Settings
 
@@ -21,7 +21,7 @@ Tower = Literal["images", "texts"]
 
 @dataclass(frozen=True)
 class ItemLayout:
-    """The array that stands for one item: uint8 [3, S, S] of an image, int64 [T] of a text."""
+    """Shape and dtype of one item: an image is uint8 [3, S, S], a text int64 [T]."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -29,9 +29,9 @@ class ItemLayout:
 
 @dataclass(frozen=True)
 class Opening:
-    """The model and tower that an engine's process opens, and how it logs.
+    """The model and tower that an engine's process opens, and its logging.
 
-    tower: that of images, or that of texts of the same model.
+    tower: image tower or text tower of the model.
     """
 
     spec: str
@@ -63,10 +63,10 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedTower:
-    """An encoder that an engine's process has opened, without its weights.
+    """The facts about an encoder that an engine's process has opened.
 
     shortest_s: seconds of one item on a warm engine. longest_s: seconds of the first batch of
-    `max_batch` items, which a part of it has shown where the whole takes long.
+    `max_batch` items; for a slow engine, extrapolated from a smaller batch.
     """
 
     name: str
@@ -83,15 +83,14 @@ class ServedTower:
         raise NotImplementedError
 
     def batch_within(self, seconds: float) -> int:
-        """Returns the largest batch that takes at most `seconds`, or twice as long as one item.
-
-        It is computed from the times measured at start.
+        """Returns the size of the largest batch that takes at most `seconds`, or twice as long as
+        one item, by the times measured at start.
         """
         allowed_s = max(seconds, 2 * self.shortest_s)
         if self.longest_s <= allowed_s:
             return self.max_batch
-        each_s = (self.longest_s - self.shortest_s) / (self.max_batch - 1)
-        return 1 + int((allowed_s - self.shortest_s) / each_s)
+        item_s = (self.longest_s - self.shortest_s) / (self.max_batch - 1)
+        return 1 + int((allowed_s - self.shortest_s) / item_s)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,7 +98,7 @@ class ServedTower:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedEncoder(ServedTower):
-    """The tower of images."""
+    """The opened image tower."""
 
     preprocess: PreprocessSpec
 
@@ -147,9 +146,9 @@ class ServedEncoder(ServedTower):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedTextEncoder(ServedTower):
-    """The tower of texts.
+    """The opened text tower.
 
-    context_length: token ids of one text, with its padding.
+    context_length: token ids of one text, including padding.
     """
 
     context_length: int

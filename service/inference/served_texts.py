@@ -1,4 +1,4 @@
-"""The tower of texts of the served model: an engine of its own, and the way to it."""
+"""The text tower of the served model, with its own engine, dispatcher and pipeline."""
 
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ TRIAL: Final = "a photo"  # the text of trial inferences
 
 @dataclass(frozen=True)
 class ServedTexts:
-    """The tower of texts. reader: makes tokens of texts. pipeline: makes embeddings of tokens."""
+    """The text tower. reader: tokenizes texts. pipeline: encodes tokens to embeddings."""
 
     engine: Engine
     dispatcher: Dispatcher
@@ -43,7 +43,7 @@ def new_text_tower(
     limits: Limits,
     metrics: TextMetrics,
 ) -> ServedTexts:
-    """Builds the tower on its engine. thread: that of the tokenizer."""
+    """Builds the tower on its engine. thread: executor of the tokenizer."""
     encoder = engine.served
     assert isinstance(encoder, ServedTextEncoder)
     texts = TextPipeline(engine, dispatcher, places, metrics=metrics)

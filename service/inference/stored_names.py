@@ -1,12 +1,12 @@
-"""The names of served centers on disk: those of their artifact, and what people changed at servers.
+"""The names of served centers on disk: the artifact's names, and users' changes on a server.
 
-    STATE/names/DIGEST.json   {"centers": DIGEST, that of the artifact, "version": the number of
-                              changes so far, "changes": {center: {"name": the name or null,
-                              "before": the artifact's name at that time}}, "checksum": SHA-256 of
-                              the rest}
+    STATE/names/DIGEST.json   {"centers": DIGEST of the artifact, "version": number of changes so
+                              far, "changes": {center: {"name": the name or null, "before": the
+                              artifact's name at that time}}, "checksum": SHA-256 of the other
+                              fields}
 
 The artifact may be read-only and is replaced with its model; the changes stay, and other centers
-have files of their own. A server without a state directory writes beside the centers.
+have other files. A server without a state directory writes beside the centers.
 """
 
 import logging
@@ -31,7 +31,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 
 FOLDER: Final = "names"
 _LOCK: Final = ".lock"
-_REMEDY: Final = "restore it, or move it away and give the names again"
+_REMEDY: Final = "restore it, or move it away and enter the names again"
 _log = logging.getLogger("mlcd.service")
 
 FileVersions = tuple[tuple[int, int] | None, ...]
@@ -39,7 +39,7 @@ FileVersions = tuple[tuple[int, int] | None, ...]
 
 @dataclass(frozen=True)
 class ReadNames:
-    """The names that could be read. damaged: the file that could not, without its folder."""
+    """The names that could be read. damaged: name of a file that could not be read, else None."""
 
     names: GivenNames
     damaged: str | None = None
@@ -49,27 +49,27 @@ class StoredNames:
     """The names of one Centers artifact. Several processes may share the files."""
 
     def __init__(self, artifact: Artifact, state_dir: Path | None = None) -> None:
-        """state_dir: changes are kept there; None keeps them beside the centers."""
+        """state_dir: directory for changes; None stores them beside the centers."""
         self._artifact = artifact
         self._changes = (
             None if state_dir is None else state_dir / FOLDER / f"{artifact.digest}.json"
         )
 
     def read(self) -> ReadNames:
-        """Reads the names; a damaged file is left out and logged."""
-        names, damaged = self._of_artifact()
+        """Reads the names; skips and logs a damaged file."""
+        names, damaged = self._read_artifact_names()
         try:
             return ReadNames(self._apply_changes(names, self._read_changes()), damaged)
         except ArtifactInvalid as error:
-            _log.error("the names of the centers: %s", error)
+            _log.error("the changed names of centers cannot be read: %s", error)
             assert self._changes is not None
             return ReadNames(names, f"{FOLDER}/{self._changes.name}")
 
     def rename(self, center: int, name: str | None) -> GivenNames:
-        """Gives a center a name, or takes it away, durably, and returns the names since.
+        """Sets a center's name durably, or removes it for None; returns the new names.
 
-        Raises Conflict where they cannot be changed: they are damaged, or cannot be written, or the
-        centers are made anew.
+        Raises Conflict if the names are damaged or cannot be written, or if the centers are being
+        replaced.
         """
         if not self.is_in_place():
             raise Conflict("these centers are being replaced", remedy="try again in a moment")
@@ -92,14 +92,14 @@ class StoredNames:
             ) from error
 
     def is_in_place(self) -> bool:
-        """Tells whether the centers are where they were: not removed, and no others instead."""
+        """Tells whether the centers are still at their path: neither removed nor replaced."""
         try:
             return read_manifest(self._artifact.path).digest == self._artifact.digest
         except ArtifactInvalid:
             return False
 
     def versions(self) -> FileVersions:
-        """Returns what changes whenever one of the files does."""
+        """Returns a value that changes whenever one of the files changes."""
         paths = [self._artifact.path / GIVEN_NAMES, self._changes]
         return tuple(None if path is None else _version(path) for path in paths)
 
@@ -120,11 +120,12 @@ class StoredNames:
                     write_sealed(path, content)
                 return self._apply_changes(base, content)
 
-    def _of_artifact(self) -> tuple[GivenNames, str | None]:
+    def _read_artifact_names(self) -> tuple[GivenNames, str | None]:
+        """Returns the artifact's names, and the name of their file if it is damaged."""
         try:
             return current_names(self._artifact), None
         except ArtifactInvalid as error:
-            _log.error("the names of the centers: %s", error)
+            _log.error("the names of centers cannot be read: %s", error)
             sizes = np.load(self._artifact.file("sizes.npy"), mmap_mode="r", allow_pickle=False)
             names = original_names(self._artifact) or (None,) * len(sizes)
             return GivenNames(names, frozenset()), GIVEN_NAMES
@@ -136,7 +137,7 @@ class StoredNames:
     def _apply_changes(self, base: GivenNames, content: Mapping[str, Any]) -> GivenNames:
         """Returns the artifact's names with the changes.
 
-        A name that was taken away stays away until the artifact has another for the center.
+        A removed name stays removed until the artifact has a different name for the center.
         """
         if content.get("centers", self._artifact.digest) != self._artifact.digest:
             raise ArtifactInvalid(f"{self._changes} names other centers", remedy=_REMEDY)

@@ -1,4 +1,4 @@
-"""The switch from one version of the model to another while requests are being answered."""
+"""Switches from one version of the model to another while requests are being answered."""
 
 import asyncio
 import logging
@@ -28,19 +28,18 @@ _log = logging.getLogger("mlcd.service")
 
 
 class ModelSwitch:
-    """The switch to another version of the served model, one at a time.
+    """Switches the served model to another version, one switch at a time.
 
-    Use it as an async context manager, which ends a switch under way and closes what it opened. A
-    request sees one model from its first byte to its answer. The model before is closed when its
-    requests have ended, and only then Triton unloads it.
+    Use it as an async context manager, which cancels a running switch and closes what it opened. A
+    request uses one model from its first byte to its answer. The former model is closed when its
+    requests have ended; only then does Triton unload it.
     """
 
     def __init__(
         self, shared: SharedResources, folder: str, model: ServedModel, opened: AsyncExitStack
     ) -> None:
-        """Takes the open model.
-
-        folder: the model's, which may hold centers. opened: closes `model`, and may do so twice.
+        """folder: folder of the model, which may contain centers. model: open model. opened: closes
+        `model`; may be closed twice.
         """
         self._shared, self._folder = shared, folder
         self._model, self._opened = model, opened
@@ -76,14 +75,13 @@ class ModelSwitch:
         publish: Callable[[ServedModel], None],
         deadline: float,
     ) -> int:
-        """Loads a version, serves it by `publish`, and returns its number.
+        """Loads a version, serves it by calling `publish`, and returns its number.
 
-        On any error the version before stays. version: None is the newest in Triton's repository.
-        unload: have Triton unload every other version afterwards. deadline: that of the caller's
-        wait, by the loop's clock; the switch itself goes on after it.
-        Raises Conflict where this server cannot switch, where a switch is under way or where the
-        version does not fit, NotFound for a version that does not exist, Unavailable and
-        DeadlineExceeded.
+        On any error the present version stays. version: None selects the newest in Triton's
+        repository. unload: whether Triton unloads every other version afterwards. deadline: end of
+        the caller's wait, by the loop's clock; the switch itself continues after it.
+        Raises Conflict if this server cannot switch, if a switch is in progress or if the version
+        does not fit, NotFound for a missing version, Unavailable and DeadlineExceeded.
         """
         if not isinstance(self._model.engine, TritonEngine):
             raise Conflict(
@@ -92,21 +90,21 @@ class ModelSwitch:
             )
         if self._model.texts is not None:
             raise Conflict(
-                "a server with texts serves the version that it was started with",
+                "a server with a text tower cannot switch versions",
                 remedy="restart it with MLCD_TRITON__VERSION and MLCD_TRITON__TEXT",
             )
         if self._shared.settings.processes > 1:
             raise Conflict(
-                "several processes cannot change their model at one moment",
-                remedy="restart the server",
+                "a server with several processes cannot switch versions",
+                remedy="restart the server with the other version",
             )
         if self._loading is not None and not self._loading.done():
             raise Conflict(
                 "another version is being loaded",
-                remedy="wait until /v1/info says that it is served",
+                remedy="wait until /v1/info shows it",
             )
         work = self._load(self._model.engine, version, unload=unload, publish=publish)
-        # It has a context of its own, because it may outlive the request that asked for it.
+        # In a new context, because the task may outlive this request.
         self._loading = asyncio.create_task(work, name="model-switch", context=Context())
         self._loading.add_done_callback(_log_failure)
         try:
@@ -115,7 +113,7 @@ class ModelSwitch:
         except TimeoutError as error:
             raise DeadlineExceeded(
                 "the version is not loaded yet",
-                remedy="it goes on: /v1/info says when it is served",
+                remedy="loading continues: /v1/info shows the version when it is served",
             ) from error
 
     async def _load(
@@ -131,25 +129,27 @@ class ModelSwitch:
         try:
             number = await engine.load_beside(version)
             async with AsyncExitStack() as stack:
-                later = await stack.enter_async_context(
+                new_engine = await stack.enter_async_context(
                     open_triton_engine(self._shared.settings, version=number)
                 )
-                _check_shape(engine.served, later.served)
+                _check_shape(engine.served, new_engine.served)
                 shared = self._shared
-                opening = partial(
+                open_data = partial(
                     open_model_data, shared.settings, self._folder, shared.collections, strict=False
                 )
-                data = await asyncio.to_thread(opening, later.served.fingerprint)
-                model = await stack.enter_async_context(open_model(later, None, self._shared, data))
+                data = await asyncio.to_thread(open_data, new_engine.served.fingerprint)
+                model = await stack.enter_async_context(
+                    open_model(new_engine, None, self._shared, data)
+                )
                 if self._model.readiness.draining:
                     raise Unavailable("the server is stopping")
-                self._flip(model, stack.pop_all(), publish, unload=unload)
-        # These are faults of the version that was asked for, not of this server.
+                self._replace(model, stack.pop_all(), publish, unload=unload)
+        # These are errors of the requested version, not of this server.
         except (ArtifactInvalid, ConfigInvalid) as error:
             raise Conflict(error.message, remedy=error.remedy) from error
         return number
 
-    def _flip(
+    def _replace(
         self,
         model: ServedModel,
         opened: AsyncExitStack,
@@ -165,7 +165,7 @@ class ModelSwitch:
         _log.info("another version is served: %s", model.encoder.fingerprint)
         retiring = self._retire(former, to_close, model, unload=unload)
         self._retiring = asyncio.create_task(retiring, name="model-retirement", context=Context())
-        # The centers of the model before may be gigabytes.
+        # The former model's centers may take gigabytes.
         self._retiring.add_done_callback(lambda _: free_what_was_closed())
 
     async def _retire(
@@ -174,7 +174,7 @@ class ModelSwitch:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._shared.settings.limits.deadline_s + RETIREMENT_S):
-                    await former.requests.none()
+                    await former.requests.wait_for_none()
         finally:
             await opened.aclose()
         if unload:
@@ -182,22 +182,22 @@ class ModelSwitch:
             try:
                 await model.engine.unload_others()
             except MlcdError as error:
-                _log.warning("Triton keeps the version before loaded: %s", error)
+                _log.warning("Triton did not unload the former version: %s", error)
 
 
-def _check_shape(former: ServedTower, later: ServedTower) -> None:
-    shapes = [(served.dimension, served.item.shape[-1]) for served in (former, later)]
+def _check_shape(former: ServedTower, new: ServedTower) -> None:
+    shapes = [(served.dimension, served.item.shape[-1]) for served in (former, new)]
     if shapes[0] != shapes[1]:
-        (dimension, side), (other_dimension, other_side) = shapes
+        (dimension, side), (new_dimension, new_side) = shapes
         raise Conflict(
-            f"that version gives {other_dimension} numbers of {other_side} x {other_side} pixels,"
-            f" the one that is served {dimension} of {side} x {side}",
-            remedy="start a server with it",
+            f"the new version must have {dimension} dimensions and images of {side} x {side} pixels"
+            f" as the served one, got {new_dimension} and {new_side} x {new_side}",
+            remedy="start another server with it",
         )
 
 
 def _log_failure(loading: "asyncio.Task[int]") -> None:
-    """Logs that the load failed, whether or not a request still waits for it."""
+    """Logs a failed load, even if no request waits for it any more."""
     if loading.cancelled():
         return
     error = loading.exception()

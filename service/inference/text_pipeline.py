@@ -1,6 +1,7 @@
-"""The pipeline from texts to embeddings: checks, tokens on a thread, admission, dispatch.
+"""The pipeline from texts to embeddings: checks, tokenizing on a thread, admission, dispatch.
 
-A bad text fails alone. The `tokenizers` library releases the interpreter's lock while it works.
+A bad text does not fail other texts. The `tokenizers` library releases the interpreter's lock while
+it works.
 """
 
 import asyncio
@@ -26,25 +27,25 @@ from mlcd.service.inference.outcomes import (
     OnOutcome,
     Timings,
     join_outcomes,
-    report,
+    report_task,
 )
 from mlcd.service.telemetry.request import took
 from mlcd.service.telemetry.text_metrics import TextMetrics
 from mlcd.text_checks import check_text, too_long
 
-# Texts that a thread tokenizes, or that are queued, without a pause: other requests come between.
-_TOGETHER: Final = 128
-# Characters that a thread tokenizes without a pause, but for a longer text, in about 20 ms.
-_CHARS_TOGETHER: Final = 8192
-_LEAST_CHARS: Final = 64  # the cost of a turn apart from its characters
+# Limits of one turn, after which other requests get their turn: texts that are tokenized or queued,
+# and characters that are tokenized (unless one text is longer), in about 20 ms.
+_TURN_TEXTS: Final = 128
+_TURN_CHARS: Final = 8192
+_TURN_COST: Final = 64  # fixed cost of a turn, in characters
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The texts of a request as the model reads them.
+    """The tokenized texts of a request.
 
-    ids: of each text, int64 [T] as bytes, or why it cannot be used. num: tokens of all texts
-    together, without padding and at most the model's context of each.
+    ids: for each text, its token ids int64 [T] as bytes, or its rejection. num: number of tokens of
+    all texts, without padding and after truncation.
     """
 
     ids: list[bytes | TextRejected]
@@ -53,13 +54,13 @@ class Tokens:
 
 
 class TextReader:
-    """The tokenizer of the served model, on a thread that clients share fairly by characters."""
+    """Tokenizes texts on a thread that clients share fairly, by characters."""
 
     def __init__(
         self, tokenizer: Tokenizer, thread: Executor, *, max_chars: int, metrics: TextMetrics
     ) -> None:
         self._tokenizer = tokenizer
-        self._thread = DecodingThreads(thread, least=_LEAST_CHARS)
+        self._thread = DecodingThreads(thread, item_cost=_TURN_COST)
         self._max_chars, self._metrics = max_chars, metrics
         self.context_length = tokenizer.context_length
 
@@ -68,20 +69,20 @@ class TextReader:
     ) -> Tokens:
         """Checks and tokenizes texts.
 
-        reject_long: reject a text of more tokens than the model reads, instead of cutting its end.
-        owner: the client, or None for the request itself.
+        reject_long: whether to reject a text that exceeds the context length, instead of truncating
+        it. owner: the client; None means that the request is its own owner.
         """
         started = time.perf_counter()
         owner = object() if owner is None else owner
         ids: list[bytes | TextRejected] = []
         num = 0
         for batch, num_chars in _turns(texts, self._max_chars):
-            reading = partial(
-                _read, self._tokenizer, batch, self._max_chars, reject_long=reject_long
+            tokenize = partial(
+                _tokenize, self._tokenizer, batch, self._max_chars, reject_long=reject_long
             )
-            read, num_read = await self._thread.run(owner, num_chars, reading)
-            ids += read
-            num += num_read
+            batch_ids, batch_num = await self._thread.run(owner, num_chars, tokenize)
+            ids += batch_ids
+            num += batch_num
         ended = time.perf_counter()
         took("tokenize", started, ended)
         self._metrics.observe_tokenization(ended - started)
@@ -89,7 +90,7 @@ class TextReader:
 
 
 def num_chars(texts: Iterable[object], max_chars: int) -> int:
-    """Returns the number of characters to tokenize: a longer text is rejected before that."""
+    """Returns the number of characters to tokenize; longer texts count 0, as they are rejected."""
     return sum(_num_chars(text, max_chars) for text in texts)
 
 
@@ -98,44 +99,44 @@ def _num_chars(text: object, max_chars: int) -> int:
 
 
 def _turns(texts: Sequence[object], max_chars: int) -> Iterator[tuple[list[object], int]]:
-    """Yields the texts of each turn at the thread, and the number of their characters."""
+    """Yields the texts of each turn on the thread, and their number of characters."""
     batch: list[object] = []
     num = 0
     for text in texts:
-        more = _num_chars(text, max_chars)
-        if batch and (len(batch) == _TOGETHER or num + more > _CHARS_TOGETHER):
+        text_chars = _num_chars(text, max_chars)
+        if batch and (len(batch) == _TURN_TEXTS or num + text_chars > _TURN_CHARS):
             yield batch, num
             batch, num = [], 0
         batch.append(text)
-        num += more
+        num += text_chars
     if batch:
         yield batch, num
 
 
-def _read(
+def _tokenize(
     tokenizer: Tokenizer, texts: Sequence[object], max_chars: int, *, reject_long: bool
 ) -> tuple[list[bytes | TextRejected], int]:
-    """Returns the ids of each text or its rejection, and the number of tokens."""
+    """Returns the token ids or the rejection of each text, and the number of tokens."""
     outcomes: list[bytes | TextRejected] = []
-    usable: list[str] = []
+    accepted: list[str] = []
     for text in texts:
         checked = check_text(text, max_chars=max_chars)
         if isinstance(checked, str):
-            usable.append(checked)
+            accepted.append(checked)
             outcomes.append(b"")
         else:
             outcomes.append(checked)
-    if not usable:
+    if not accepted:
         return outcomes, 0
-    tokenized = tokenizer.tokenize(usable, with_cut=reject_long)
-    places = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, bytes)]
-    for place, ids, cut in zip(places, tokenized.ids, tokenized.cut, strict=True):
-        outcomes[place] = too_long(tokenizer.context_length, "tokens") if cut else ids.tobytes()
+    tokenized = tokenizer.tokenize(accepted, with_cut=reject_long)
+    indices = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, bytes)]
+    for index, ids, cut in zip(indices, tokenized.ids, tokenized.cut, strict=True):
+        outcomes[index] = too_long(tokenizer.context_length, "tokens") if cut else ids.tobytes()
     return outcomes, int(tokenized.num[~tokenized.cut].sum())
 
 
 class TextPipeline:
-    """The way from token ids to embeddings, shared by all routes."""
+    """Encodes token ids to embeddings, for all routes."""
 
     def __init__(
         self,
@@ -157,11 +158,11 @@ class TextPipeline:
         on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded:
-        """Encodes every text on its own, given as the bytes of its ids, int64 [T].
+        """Encodes every text independently; a text is the bytes of its token ids, int64 [T].
 
-        deadline: by the running loop's clock. A cancelled call drops texts that are not encoded
-        yet. Raises Overloaded when the server is at a limit, Unavailable while the engine is down
-        or when it fails, DeadlineExceeded, and what `account` raises.
+        deadline: by the running loop's clock. A cancelled call drops texts that are not yet
+        encoded. Raises Overloaded when the server is at a limit, Unavailable while the engine is
+        down or when it fails, DeadlineExceeded, and the errors of `account`.
         """
         account = account or Anybody()
         if asyncio.get_running_loop().time() > deadline:
@@ -183,11 +184,11 @@ class TextPipeline:
         request = object()
         tasks: list[asyncio.Task[EncodedItem | Rejection]] = []
         try:
-            for start in range(0, len(texts), _TOGETHER):
-                for index, ids in enumerate(texts[start : start + _TOGETHER], start):
+            for start in range(0, len(texts), _TURN_TEXTS):
+                for index, ids in enumerate(texts[start : start + _TURN_TEXTS], start):
                     task = asyncio.create_task(self._encode_one(ids, deadline, request))
                     if on_outcome is not None:
-                        task.add_done_callback(partial(report, on_outcome, index))
+                        task.add_done_callback(partial(report_task, on_outcome, index))
                     tasks.append(task)
                 await asyncio.sleep(0)
             return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""The clusters and layouts of collections, kept for the state that each was made of."""
+"""Caches the clusters and layouts of collections while the collections do not change."""
 
 import asyncio
 import threading
@@ -14,24 +14,24 @@ from mlcd.service.inference.lookup import Lookup
 
 
 class CollectionViews:
-    """The views of every collection that was asked for, made on one thread.
+    """The clusters and layouts of requested collections, computed on one thread.
 
-    Of a collection that has changed only new items are looked at. A request that cannot wait leaves
-    the work going on, and a later one finds it done.
+    After a change, only new items of a collection are processed. The work continues if a request
+    reaches its deadline, and a later request gets the result.
     """
 
     def __init__(self, thread: ThreadPoolExecutor) -> None:
-        """thread: a pool of one thread."""
+        """thread: pool with one thread."""
         self._thread = thread
         self._clusters = WeakKeyDictionary[CollectionPort, tuple[str, Clusters]]()
         self._layouts = WeakKeyDictionary[CollectionPort, Plane]()
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
 
     async def clusters(
         self, collection: CollectionPort, lookup: Lookup, *, deadline: float
     ) -> Clusters:
         """Returns the clusters of the collection's present state. Raises DeadlineExceeded."""
-        # a store behind a network is asked for its state
+        # on a thread, because a store may be requested over the network
         current = await asyncio.to_thread(self._find_clusters, collection, lookup)
         if current is not None:
             return current
@@ -49,7 +49,7 @@ class CollectionViews:
         return await within_deadline(making, deadline)
 
     def _make_clusters(self, collection: CollectionPort, lookup: Lookup) -> Clusters:
-        # a request before this one may have made them
+        # an earlier request may have computed them meanwhile
         if (current := self._find_clusters(collection, lookup)) is not None:
             return current
         digest = lookup.centers.digest
@@ -58,7 +58,7 @@ class CollectionViews:
             num_centers=len(lookup.centers.vectors),
             nearest=partial(lookup.nearest, top=1),
         )
-        with self._changing:
+        with self._lock:
             self._clusters[collection] = (digest, clusters)
         return clusters
 
@@ -66,18 +66,18 @@ class CollectionViews:
         if (current := self._find_layout(collection)) is not None:
             return current
         plane = collection.layout()
-        with self._changing:
+        with self._lock:
             self._layouts[collection] = plane
         return plane
 
     def _find_clusters(self, collection: CollectionPort, lookup: Lookup) -> Clusters | None:
-        with self._changing:
+        with self._lock:
             cached = self._clusters.get(collection)
         if cached is None or cached[0] != lookup.centers.digest:
             return None
         return cached[1] if cached[1].searcher is collection.state else None
 
     def _find_layout(self, collection: CollectionPort) -> Plane | None:
-        with self._changing:
+        with self._lock:
             cached = self._layouts.get(collection)
         return cached if cached is not None and cached.searcher is collection.state else None

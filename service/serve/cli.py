@@ -18,10 +18,10 @@ from mlcd.service.host.open_files import BACKLOG, allow_descriptors
 from mlcd.service.host.signals import end_while_it_starts, ignore_hangups
 from mlcd.service.inference.engine.launched import LaunchedEngine, launch_engine
 
-if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
+if TYPE_CHECKING:  # slow imports come after the engine's launch
     from mlcd.service.settings import Auth, Settings
 
-_NEXT_PORTS: Final = 20  # that are tried where another program has the port
+_NEXT_PORTS: Final = 20  # further ports to try if the port is in use
 _MAX_PORT: Final = 65_535
 
 
@@ -59,7 +59,7 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
 
     Options but --config and --print-config are also environment variables: MLCD_MODEL, MLCD_PORT, …
     """
-    if find_spec("pydantic_settings") is None:  # before the engine's process misses its libraries
+    if find_spec("pydantic_settings") is None:  # before launching an engine without its libraries
         raise ModuleNotFoundError(name="pydantic_settings")
     if not print_config:
         allow_descriptors()
@@ -102,22 +102,22 @@ def _serve(
         from mlcd.service.serve.server import SettingsSources
         from mlcd.service.serve.supervisor import Supervisor
 
-        launched.dismiss()  # each process has an engine of its own
+        launched.dismiss()  # each server process launches its own engine
         source = SettingsSources(options, config)
-        keep_what_is_open()  # each process pauses and resumes a collector of its own
+        keep_what_is_open()  # resumes the collector of this process; others have their own
         return asyncio.run(Supervisor(settings, source, listener, announce=say).run())
-    from mlcd.service.serve.preparation import begin
+    from mlcd.service.serve.preparation import start_model
 
-    begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
-    # The application takes as long to import as the engine takes to open the model.
+    model = start_model(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
+    # Imported while the engine opens the model, because the application takes as long to import.
     from mlcd.service.serve.server import describe, serve_on
 
-    serve_on(listener, settings, begun, serving=lambda resources: say(describe(resources)))
+    serve_on(listener, settings, model, serving=lambda resources: say(describe(resources)))
     return 0
 
 
 def describe_address(listener: socket.socket) -> str:
-    """Returns the URL that a browser on this machine opens; the wildcard addresses are none."""
+    """Returns the URL for a browser on this machine, which cannot open a wildcard address."""
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         loopback = "127.0.0.1" if host == "0.0.0.0" else "[::1]"  # noqa: S104
@@ -126,20 +126,20 @@ def describe_address(listener: socket.socket) -> str:
 
 
 def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:
-    """Binds the port before the model is loaded, so that a port in use is reported at once.
+    """Binds the port before the model is loaded, so that a port in use is reported immediately.
 
-    any_port: takes one of the next, or any free one, where another program has it.
+    any_port: whether to take one of the next ports, or any free port, if the port is in use.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        # Every connection inherits it. Without it, an answer's body waits up to 40 ms until its
-        # head is acknowledged.
+        # Every connection inherits TCP_NODELAY. Without it, the body of a response waits up to
+        # 40 ms for the acknowledgment of its head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         next_ports = range(settings.port + 1, min(settings.port + _NEXT_PORTS, _MAX_PORT) + 1)
         other_ports = (*next_ports, 0) if any_port else ()
-        _bind_first(listener, settings.host, (settings.port, *other_ports))
+        _bind_first_free(listener, settings.host, (settings.port, *other_ports))
         listener.listen(BACKLOG)  # from here on no other process can take the port
     except OSError as error:
         listener.close()
@@ -154,8 +154,8 @@ def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:
     return listener
 
 
-def _bind_first(listener: socket.socket, host: str, ports: Sequence[int]) -> None:
-    """Binds the first of the ports that is free. Raises OSError for the last one."""
+def _bind_first_free(listener: socket.socket, host: str, ports: Sequence[int]) -> None:
+    """Binds the first free port. Raises OSError if the last port is not free either."""
     for port in ports[:-1]:
         try:
             listener.bind((host, port))
@@ -168,14 +168,14 @@ def _bind_first(listener: socket.socket, host: str, ports: Sequence[int]) -> Non
 
 
 def check_exposure(auth: "Auth", address: str) -> None:
-    """Raises ConfigInvalid for a server without keys that other machines reach.
+    """Raises ConfigInvalid for a server without keys that other machines can reach.
 
-    address: the numeric address that the socket is bound to.
+    address: numeric address that the socket is bound to.
     """
-    local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    if auth.keys_file is None and auth.mode != "open" and not local:
+    is_local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    if auth.keys_file is None and auth.mode != "open" and not is_local:
         raise ConfigInvalid(
-            f"on {address} other machines would reach the server without API keys",
+            f"on {address} other machines could use the server without API keys",
             remedy="make one with `mlcd keys create` and set MLCD_AUTH__KEYS_FILE,"
             " or set MLCD_AUTH__MODE=open",
         )

@@ -1,4 +1,4 @@
-"""The command `mlcd explore`: from a folder of photographs to their page in the browser."""
+"""The command `mlcd explore`: shows a folder of photographs as a page in the browser."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from mlcd.service.host.signals import end_while_it_starts
 from mlcd.service.inference.engine.launched import launch_engine
 from mlcd.service.timings import EXPLORE_LOOK_S
 
-if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
+if TYPE_CHECKING:  # slow imports come after the engine's launch
     from mlcd.service.explore.exploration_thread import Exploration
 
 _STAGES: Final = {
@@ -40,12 +40,12 @@ _STAGES: Final = {
 
 
 class ExplorationFailed(MlcdError):
-    """Nothing could be made of the place."""
+    """The exploration stopped with an error."""
 
 
 @click.command()
 @click.argument("photos", required=False)
-@click.option("--model", default=STARTER, show_default=True, help="As `mlcd serve` takes it.")
+@click.option("--model", default=STARTER, show_default=True, help="As for `mlcd serve`.")
 @click.option(
     "--clusters", type=click.IntRange(1), help="How many groups.  [default: chosen by the pictures]"
 )
@@ -53,14 +53,16 @@ class ExplorationFailed(MlcdError):
     "--state",
     "state_dir",
     type=click.Path(path_type=Path),
-    help="Where it is kept.  [default: in the user's cache, by place and model]",
+    help="Directory for the results.  [default: in the user's cache, by place and model]",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--no-browser", is_flag=True, help="Open no browser.")
-@click.option("--once", is_flag=True, help="Make everything, and end.")
-@click.option("--list", "list_", is_flag=True, help="Show what is kept, and end.")
-@click.option("--forget", "forget_", is_flag=True, help="Remove what is kept of PHOTOS, and end.")
+@click.option("--once", is_flag=True, help="Process everything, then exit.")
+@click.option("--list", "list_", is_flag=True, help="List what is stored, then exit.")
+@click.option(
+    "--forget", "forget_", is_flag=True, help="Remove what is stored for PHOTOS, then exit."
+)
 def explore(
     photos: str | None,
     model: str,
@@ -75,8 +77,8 @@ def explore(
 ) -> None:
     """See PHOTOS grouped, named and searchable, in the browser.
 
-    PHOTOS: a folder, a glob, tar shards, parquet, zip, or a URL of these. Ctrl-C ends it; the next
-    run goes on, and takes in new, changed and deleted pictures.
+    PHOTOS: a folder, a glob, tar shards, parquet, zip, or a URL of these. Ctrl-C stops; the next
+    run resumes, with new, changed and deleted pictures.
     """
     if list_:
         _list_states()
@@ -102,13 +104,13 @@ def explore(
                 "host": host,
                 "port": port,
                 "explore": {"place": absolute(photos), "clusters": clusters},
-                # what a person sees here is the exploration, which tells its own errors
+                # the terminal shows the exploration, which reports its own errors
                 "log": {"level": "error"},
-                "drain_s": 0.0,  # no other server takes over
+                "drain_s": 0.0,  # no load balancer has to notice the end
             }
             if once:
                 options |= {"port": 0, "host": "127.0.0.1"}
-            _serve(options, launched, lock.tell, browse=not (no_browser or once), once=once)
+            _serve(options, launched, lock.write_url, browse=not (no_browser or once), once=once)
     except AlreadyOpen as error:
         launched.dismiss()
         if not error.url or once:
@@ -121,14 +123,14 @@ def explore(
 def _serve(
     options: dict[str, object],
     launched: Any,
-    tell: Callable[[str], None],
+    write_url: Callable[[str], None],
     *,
     browse: bool,
     once: bool,
 ) -> None:
     pause_collector()
     from mlcd.service.serve.cli import check_exposure, listen
-    from mlcd.service.serve.preparation import begin, prepare_process
+    from mlcd.service.serve.preparation import prepare_process, start_model
     from mlcd.service.settings import read_settings
 
     settings = read_settings(options)
@@ -136,11 +138,11 @@ def _serve(
     listener = listen(settings, any_port=True)
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
-        # The first time a model is exported for some seconds; the libraries are imported meanwhile.
+        # Imports the libraries meanwhile: the first run exports the model, which takes seconds.
         threading.Thread(
             target=import_module, args=("mlcd.service.serve.server",), daemon=True
         ).start()
-        begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
+        model = start_model(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
         from mlcd.service.serve.server import serve_on
 
         address, port = listener.getsockname()[:2]
@@ -151,44 +153,46 @@ def _serve(
         def serving(_: object) -> None:
             if once:
                 return
-            tell(url)
-            click.echo(f"{url}   (Ctrl-C ends it; the next run goes on)")
+            write_url(url)
+            click.echo(f"{url}   (Ctrl-C ends it; the next run continues)")
             if browse:
                 _open_browser(url)
 
-        failed: list[str] = []
+        errors: list[str] = []
 
         def watch(exploration: "Exploration", finish: Callable[[], None]) -> "asyncio.Task[None]":
-            return asyncio.create_task(_watch(exploration, finish, failed, url, once=once))
+            return asyncio.create_task(_watch(exploration, finish, errors, url, once=once))
 
-        serve_on(listener, settings, begun, serving=serving, watch=watch)
+        serve_on(listener, settings, model, serving=serving, watch=watch)
     finally:
         listener.close()
-    if failed:
-        raise ExplorationFailed(failed[0])
+    if errors:
+        raise ExplorationFailed(errors[0])
 
 
 async def _watch(
     exploration: "Exploration",
     finish: Callable[[], None],
-    failed: list[str],
+    errors: list[str],
     url: str,
     *,
     once: bool,
 ) -> None:
-    """Tells on the terminal what goes on, and ends the server where that is all."""
+    """Prints the progress on the terminal, and ends the server after the last step of `once` or
+    after a failure without pictures.
+    """
     try:
-        await _tell_progress(exploration, finish, failed, url, once=once)
+        await _print_progress(exploration, finish, errors, url, once=once)
     except asyncio.CancelledError:
         if exploration.board.now.stage not in ("done", "failed"):
-            click.echo("mlcd: stopping; what is done stays, and the next run goes on", err=True)
+            click.echo("mlcd: stopping; finished work stays, and the next run continues", err=True)
         raise
 
 
-async def _tell_progress(
+async def _print_progress(
     exploration: "Exploration",
     finish: Callable[[], None],
-    failed: list[str],
+    errors: list[str],
     url: str,
     *,
     once: bool,
@@ -212,18 +216,18 @@ async def _tell_progress(
                 click.echo(line if once else f"{line}: {url}")
                 has_shown_commands = True
             else:
-                failed.append(now.error or "")
-            if once or (failed and not now.pictures):
+                errors.append(now.error or "")
+            if once or (errors and not now.pictures):
                 finish()
                 return
-            if failed:
-                click.echo(f"mlcd: {failed.pop()}", err=True)
+            if errors:
+                click.echo(f"mlcd: {errors.pop()}", err=True)
         shown, stage = line, now.stage
         await asyncio.sleep(EXPLORE_LOOK_S)
 
 
 def describe(now: ExplorationProgress) -> str:
-    """Returns a moment of an exploration in one line."""
+    """Describes the progress in one line."""
     line = _STAGES[now.stage]
     if now.total:
         line += f": {now.done} of {now.total}"
@@ -238,11 +242,11 @@ def describe(now: ExplorationProgress) -> str:
 
 
 def check_place(photos: str) -> None:
-    """Raises NotFound for a path that leads nowhere, before anything is made for it."""
+    """Raises NotFound for a missing path, before anything is written for it."""
     if is_url(photos) or any(character in photos for character in "*?["):
         return
     if not (path := Path(photos).expanduser()).exists():
-        raise NotFound(f"there is no {path}", remedy="give the folder of your pictures")
+        raise NotFound(f"{path} does not exist", remedy="give the folder of your pictures")
 
 
 def _list_states() -> None:
@@ -254,7 +258,7 @@ def _list_states() -> None:
 
 
 def _open_browser(url: str) -> None:
-    """Opens a browser where this machine has a display, and not one that runs in the terminal."""
-    screens = ("DISPLAY", "WAYLAND_DISPLAY")
-    if sys.platform != "linux" or any(map(os.environ.get, screens)):  # noqa: TID251 - no setting
+    """Opens a browser if this machine has a display, to avoid browsers that run in the terminal."""
+    displays = ("DISPLAY", "WAYLAND_DISPLAY")
+    if sys.platform != "linux" or any(map(os.environ.get, displays)):  # noqa: TID251 - no setting
         webbrowser.open(url)

@@ -1,4 +1,4 @@
-"""The exploration of a server that has one: begun once it serves, and what it makes is served."""
+"""Runs the exploration of a server, which serves the exploration's collection and centers."""
 
 import asyncio
 import logging
@@ -26,12 +26,12 @@ _log = logging.getLogger("mlcd.explore")
 
 @contextmanager
 def run_exploration(app: FastAPI) -> Iterator[Exploration | None]:
-    """Makes the exploration of the app's settings while the context lasts.
+    """Runs the exploration of the app's settings within the context; yields None without one.
 
     Enter it in the event loop that serves the app.
     """
     resources: Resources = app.state.resources
-    exploration = _exploration_of(app, resources)
+    exploration = _open_exploration(app, resources)
     app.state.exploration = exploration
     if exploration is None:
         yield None
@@ -44,20 +44,20 @@ def run_exploration(app: FastAPI) -> Iterator[Exploration | None]:
         exploration.join(EXPLORE_END_S)
 
 
-def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
+def _open_exploration(app: FastAPI, resources: Resources) -> Exploration | None:
     settings = resources.settings
     place, state_dir = settings.explore.place, settings.state_dir
     if place is None or state_dir is None:
         return None
     encoder, loop = resources.encoder, asyncio.get_running_loop()
     state = PlaceState(Path(state_dir))
-    facts = state.begin(place, settings.model)
+    facts = state.read_or_create(place, settings.model)
     if settings.explore.clusters is not None:
         facts = state.update(facts, clusters=settings.explore.clusters)
     store = resources.model.data.require_store()
     existing = store.find(COLLECTION)
     if existing is not None and existing.fingerprint != encoder.fingerprint:
-        _log.warning("%s is explored anew: the state is that of another model", place)
+        _log.warning("%s is explored again, because the model has changed", place)
         state.remove_clustering()
         state.pictures.unlink(missing_ok=True)
         store.delete(COLLECTION)
@@ -67,28 +67,28 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
     parts = ExplorationParts(
         encoder=DispatchedEncoder(encoder, resources.dispatcher, loop),
         collection=collection,
-        take_centers=partial(_serve_centers, app, loop, state.path),
-        names_by_hand=partial(_names_by_hand, state.path),
-        give_name=partial(_give_name, state.path),
+        serve_centers=partial(_serve_centers, app, loop, state.path),
+        read_given_names=partial(_read_given_names, state.path),
+        set_name=partial(_set_name, state.path),
         has_texts=resources.texts is not None,
         thumbnail_side=settings.thumbnails.side,
     )
     return Exploration(state, facts, parts)
 
 
-def _names_by_hand(state_dir: Path, centers: Path) -> dict[int, str]:
+def _read_given_names(state_dir: Path, centers: Path) -> dict[int, str]:
     names = StoredNames(open_artifact(centers), state_dir).read().names
     return {center: name for center in names.by_hand if (name := names.names[center]) is not None}
 
 
-def _give_name(state_dir: Path, centers: Path, center: int, name: str) -> None:
+def _set_name(state_dir: Path, centers: Path, center: int, name: str) -> None:
     StoredNames(open_artifact(centers), state_dir).rename(center, name)
 
 
 def _serve_centers(
     app: FastAPI, loop: asyncio.AbstractEventLoop, state_dir: Path, path: Path
 ) -> None:
-    """Serves the centers at `path` from now on; requests under way keep those of before."""
+    """Serves the centers at `path` from now on; requests in flight keep the former centers."""
     artifact = open_artifact(path, "centers")
     centers = Centers.read(artifact)
     check_centers(path, centers, app.state.resources.encoder.fingerprint)

@@ -1,4 +1,4 @@
-"""The first steps of a server process, which need no application: its engine opens meanwhile."""
+"""The first steps of a server process, before it imports the application: it starts its engines."""
 
 import signal
 from collections.abc import Callable
@@ -22,9 +22,10 @@ Stops: TypeAlias = tuple[signal.Signals, ...]  # the signals that end a process
 
 
 @dataclass(frozen=True)
-class Begun:
-    """The model that is going to be served. engine, texts: the processes of its towers; None where
-    they are Triton's, or it reads no texts.
+class StartedModel:
+    """A model that its engines' processes are opening.
+
+    engine, texts: processes of its image and text tower; None with Triton, or without a text tower.
     """
 
     folder: str
@@ -33,7 +34,7 @@ class Begun:
 
 
 def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
-    """Prepares a process that is going to serve. stops: those of `serve_on`."""
+    """Prepares a server process. stops: see `serve_on`."""
     return_large_blocks()
     pause_collector()
     silence_decoders()
@@ -41,21 +42,22 @@ def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
     end_while_it_starts(stops[0])
 
 
-def begin(
+def start_model(
     settings: Settings, announce: Callable[[str], None], launched: LaunchedEngine | None = None
-) -> Begun:
-    """Has the engines' processes open the model.
+) -> StartedModel:
+    """Orders the engines' processes to open the model.
 
-    announce: called before an export. launched: the process, where it runs already.
+    announce: called with a message before an export. launched: process of the first engine; None
+    launches one.
     """
     folder = find_model(settings, announce)
     if settings.engine == "triton":
         if launched is not None:
             launched.dismiss()
-        return Begun(folder, None, None)
+        return StartedModel(folder, None, None)
     threads = ThreadBudget.of(settings).engine
     images = start_engine(Opening.by(settings, folder, num_threads=threads), launched)
     texts = None
     if has_text(folder):
         texts = start_engine(Opening.by(settings, folder, num_threads=threads, tower="texts"))
-    return Begun(folder, images, texts)
+    return StartedModel(folder, images, texts)

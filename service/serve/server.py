@@ -1,10 +1,10 @@
 """One server process: it opens resources, serves an application on a socket, and ends by a signal.
 
 It is the process of the command, or one of several under a supervisor, as `python -m
-mlcd.service.serve.server`. There standard input brings one line of JSON, `Order`; standard output
-takes {"serving", "identity"} when it serves, or {"error", "message", "remedy"}. It reads the
-settings from the supervisor's sources, so that no secret is written anywhere. The signal FINISH,
-and the supervisor's death, make it finish what is in flight and end.
+mlcd.service.serve.server`. The supervisor sends one line of JSON, `Order`, to standard input; the
+process writes {"serving", "identity"} to standard output when it serves, or {"error", "message",
+"remedy"}. It reads the settings from the same sources as the supervisor, so that no secret is
+passed on. On the signal FINISH, or if the supervisor dies, it finishes requests in flight and ends.
 """
 
 import asyncio
@@ -35,24 +35,24 @@ from mlcd.service.http.batch_runner import run_batches
 from mlcd.service.http.connections import ConnectionBounds, HttpConnection
 from mlcd.service.resources import Resources, open_resources
 from mlcd.service.serve.exploring import run_exploration
-from mlcd.service.serve.preparation import Begun, Stops, begin, prepare_process
+from mlcd.service.serve.preparation import StartedModel, Stops, prepare_process, start_model
 from mlcd.service.settings import Settings, read_settings
 from mlcd.service.telemetry.metrics import use_multiprocess_dir
 from mlcd.service.timings import SERVER_CLOSE_S
 
-# Called with an exploration that has begun and with what ends the server; returns its own task.
+# called with a started exploration and a function that ends the server; returns its task
 Watch: TypeAlias = Callable[[Exploration, Callable[[], None]], "asyncio.Task[None]"]
 
 
 def bound_s(settings: Settings) -> float:
-    """Returns the seconds after a signal within which a server process has ended."""
+    """Returns the seconds after a signal within which a server process must end."""
     return settings.drain_s + settings.grace_s + SERVER_CLOSE_S
 
 
 def serve_on(
     listener: socket.socket,
     settings: Settings,
-    begun: Begun,
+    model: StartedModel,
     *,
     serving: Callable[[Resources], None],
     multiprocess_dir: Path | None = None,
@@ -62,23 +62,22 @@ def serve_on(
 ) -> None:
     """Serves until one of the signals `stops`.
 
-    serving: called when everything is open. watch: begins to watch the exploration, if there is
-    one, and may end the server.
-    multiprocess_dir: see `Metrics`. identity: the `identity_of` that the resources must have; else
-    it raises ConfigInvalid.
+    serving: called when everything is open. multiprocess_dir: see `Metrics`. identity: value of
+    `identity_of` that the resources must have; another value raises ConfigInvalid. watch: starts to
+    watch the exploration, if there is one, and may end the server.
     """
     keep_what_is_imported()
-    # uvloop where it is installed: it exists for Linux and macOS
+    # with uvloop if it is installed, which exists for Linux and macOS
     with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
         runner.run(
-            _serve(listener, settings, begun, serving, multiprocess_dir, identity, stops, watch)
+            _serve(listener, settings, model, serving, multiprocess_dir, identity, stops, watch)
         )
 
 
 async def _serve(
     listener: socket.socket,
     settings: Settings,
-    begun: Begun,
+    model: StartedModel,
     serving: Callable[[Resources], None],
     multiprocess_dir: Path | None,
     identity: str | None,
@@ -88,10 +87,10 @@ async def _serve(
     with cancel_on_signal(within_s=SERVER_CLOSE_S, stops=stops):
         async with open_resources(
             settings,
-            begun.folder,
+            model.folder,
             multiprocess_dir=multiprocess_dir,
-            started=begun.engine,
-            texts=begun.texts,
+            started=model.engine,
+            texts=model.texts,
         ) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid(
@@ -99,22 +98,22 @@ async def _serve(
                     remedy="restart the server",
                 )
             app = create_app(resources)
-            server = _server(app, resources, stops)
+            server = _make_server(app, resources, stops)
             keep_what_is_open()
             serving(resources)
             del resources  # a switch must be able to free the model
             async with run_batches(app, app.state.resources.batches):
                 with run_exploration(app) as exploration:
                     if exploration is not None and watch is not None:
-                        watching = watch(exploration, server.finish)
+                        watch_task = watch(exploration, server.finish)
                     await server.serve(sockets=[listener])
                     if exploration is not None and watch is not None:
-                        watching.cancel()
-                        await asyncio.wait([watching])  # it may have a last word
+                        watch_task.cancel()
+                        await asyncio.wait([watch_task])  # it may print a last line
 
 
-def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
-    """Returns a server that ends by one of `stops`."""
+def _make_server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
+    """Returns a server that ends by one of the signals `stops`."""
     settings = resources.settings
     limits = settings.limits
     most = affordable(limits.max_connections)
@@ -123,12 +122,12 @@ def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
     )
     config = uvicorn.Config(
         app,
-        # It is called like the class that uvicorn expects.
+        # a partial, which uvicorn calls as it would call the class that it expects
         http=partial(HttpConnection, bounds=bounds),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
-        log_config=None,  # our configuration holds for its lines, too
-        log_level="error",  # faults of connections are only counted: clients must not fill a log
+        log_config=None,  # our configuration applies to its lines, too
+        log_level="error",  # connection errors are only counted: clients must not fill a log
         access_log=False,
         proxy_headers=False,  # nothing depends on the client's address or scheme
         server_header=False,
@@ -143,13 +142,13 @@ def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
 
 
 def identity_of(resources: Resources) -> str:
-    """Returns a text that is equal for processes whose answers are equal."""
+    """Returns a text that is equal for processes that give equal answers."""
     centers = resources.centers.digest if resources.centers else "-"
     return f"{resources.encoder.fingerprint} {centers}"
 
 
 def describe(resources: Resources) -> str:
-    """Describes what is served, for people."""
+    """Describes the served model in one line."""
     centers = len(resources.centers.vectors) if resources.centers else 0
     collections = ", ".join(resources.collections) or "none"
     encoder = resources.encoder
@@ -159,18 +158,17 @@ def describe(resources: Resources) -> str:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to `_Stop`: the server must go on serving for a while after one."""
+        """Leaves signals to `_Stop`, because the server must keep serving for a while after one."""
         yield
 
     def finish(self) -> None:
-        """Ends the server once its requests are answered; call it from any thread."""
+        """Ends the server after its requests are answered; call it from any thread."""
         self.should_exit = True
 
 
 class _Stop:
-    """The shutdown of a server, in order.
-
-    It reports not-ready, keeps serving for `drain_s`, finishes requests in flight, and exits.
+    """Shuts a server down: it reports not-ready, keeps serving for `drain_s`, finishes requests in
+    flight, and exits.
     """
 
     def __init__(self, server: uvicorn.Server, app: FastAPI, settings: Settings) -> None:
@@ -178,16 +176,16 @@ class _Stop:
         self._signals = StopSignals()
 
     def request_stop(self, number: int) -> None:
-        """Begins the shutdown on a signal; a second one ends this process and the engine's."""
+        """Starts the shutdown on a signal; a second signal ends this process and the engine's."""
         if not self._signals.begins(number):
             return
         resources: Resources = self._app.state.resources
         resources.readiness.draining = True
         asyncio.get_running_loop().call_later(self._settings.drain_s, self._stop_listening)
-        # The end is bounded, even where a decoder's thread or the loop hangs.
-        last = threading.Timer(bound_s(self._settings), os._exit, (1,))
-        last.daemon = True
-        last.start()
+        # Ends the process even if a decoder's thread or the loop hangs.
+        exit_timer = threading.Timer(bound_s(self._settings), os._exit, (1,))
+        exit_timer.daemon = True
+        exit_timer.start()
 
     def _stop_listening(self) -> None:
         self._server.should_exit = True
@@ -195,7 +193,7 @@ class _Stop:
 
 @dataclass(frozen=True)
 class SettingsSources:
-    """The sources of settings beside the environment: command-line options and a file."""
+    """The sources of settings in addition to the environment: command-line options and a file."""
 
     options: dict[str, object]
     file: str | None
@@ -205,9 +203,9 @@ class SettingsSources:
 class Order:
     """The supervisor's message to a new server process.
 
-    descriptor: that of the listening socket. slot: 0 to processes - 1. multiprocess_dir: the
-    directory of all processes' metrics. identity: the `identity_of` that the process must have,
-    None for the first one.
+    descriptor: file descriptor of the listening socket. slot: 0 to processes - 1. multiprocess_dir:
+    directory for the metrics of all processes. identity: value of `identity_of` that the process
+    must have, None for the first process.
     """
 
     source: SettingsSources
@@ -222,7 +220,7 @@ class Order:
 
 
 def serve(message: Message, supervisor: Parent) -> None:
-    """Serves on the supervisor's socket, and tells it once everything is open."""
+    """Serves on the supervisor's socket, and reports to it when everything is open."""
 
     def serving(resources: Resources) -> None:
         supervisor.send({"serving": describe(resources), "identity": identity_of(resources)})
@@ -234,7 +232,7 @@ def serve(message: Message, supervisor: Parent) -> None:
     serve_on(
         socket.socket(fileno=order.descriptor),
         settings,
-        begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True)),
+        start_model(settings, lambda line: click.echo(f"mlcd: {line}", err=True)),
         serving=serving,
         multiprocess_dir=Path(order.multiprocess_dir),
         identity=order.identity,

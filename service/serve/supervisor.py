@@ -1,8 +1,8 @@
-"""The supervisor of several server processes on one socket, each with an engine of its own.
+"""Supervises several server processes on one socket, each with its own engine.
 
-It keeps them alive until a signal. Any free process takes the next connection; the others take over
-the share of one that is down. The first process starts alone: a fault of the model is reported
-once, and weights are exported once.
+It keeps them alive until a signal. Any free process accepts the next connection, so that the others
+replace a process that is down. The first process starts before the others, so that an error of the
+model is reported once and weights are exported once.
 """
 
 import asyncio
@@ -46,10 +46,7 @@ class Supervisor:
         *,
         announce: Callable[[str], None],
     ) -> None:
-        """Takes the settings and their source.
-
-        announce: called with what is served, once all processes serve it.
-        """
+        """announce: called with a description of the served model, once all processes serve it."""
         self._settings, self._source, self._listener = settings, source, listener
         self._announce = announce
         self._processes: dict[int, Child] = {}
@@ -58,9 +55,9 @@ class Supervisor:
         self._signals = StopSignals(last=self._kill)
 
     async def run(self) -> int:
-        """Serves until a signal and returns the exit status: 0 where every process ended in time.
+        """Serves until a signal and returns the exit status: 0 if every process ended in time.
 
-        Raises the error of a first process that cannot be opened.
+        Raises the error of the first process if it cannot open the model.
         """
         loop = asyncio.get_running_loop()
         for number in STOPS:
@@ -87,13 +84,13 @@ class Supervisor:
         """Replaces the process whenever it ends early; returns its exit status at the shutdown."""
         backoff = Backoff(SERVER_BACKOFF_S, SERVER_MAX_BACKOFF_S, at_once=True)
         while True:
-            born = time.monotonic()
+            started_at = time.monotonic()
             status = await self._processes[slot].wait()
             mark_process_dead(slot, str(multiprocess_dir))
             if self._stopping.is_set():
-                # A process that is just starting has no handler yet and ends by FINISH itself.
+                # A process that is just starting has no handler yet, so FINISH itself ends it.
                 return 0 if status == -FINISH else status
-            if time.monotonic() - born > SERVER_STEADY_S:
+            if time.monotonic() - started_at > SERVER_STEADY_S:
                 backoff.reset()
             pause_s = backoff.next_s()
             _log.error(
@@ -117,22 +114,22 @@ class Supervisor:
             async with asyncio.timeout(SERVER_OPEN_S):
                 return await self._start(slot, multiprocess_dir) is not None
         except TimeoutError:
-            _log.error("server process %d has not opened in %.0f s", slot, SERVER_OPEN_S)
+            _log.error("server process %d did not open within %.0f s", slot, SERVER_OPEN_S)
             self._processes[slot].signal(signal.SIGKILL)
         except (MlcdError, OSError) as error:  # the system may have no process or memory left
             _log.error("server process %d cannot be started: %s", slot, error)
         return False
 
     async def _start(self, slot: int, multiprocess_dir: Path) -> str | None:
-        """Starts a process and returns what it serves, None where the shutdown came before.
+        """Starts a process and returns the description of its model; None during a shutdown.
 
-        Raises what opening raised.
+        Raises the errors of opening the model.
         """
         process = await Child.start(
             "mlcd.service.serve.server", descriptors=(self._listener.fileno(),)
         )
         self._processes[slot] = process
-        if self._stopping.is_set():  # the signal came while the process was being started
+        if self._stopping.is_set():  # a signal arrived while the process was being started
             process.signal(FINISH)
         order = Order(
             self._source, self._listener.fileno(), slot, str(multiprocess_dir), self._identity
@@ -154,11 +151,11 @@ class Supervisor:
         return served
 
     def _stop(self, number: int) -> None:
-        """Begins the shutdown on a signal; a second one ends everything at once."""
+        """Starts the shutdown on a signal; a second signal kills all processes."""
         if not self._signals.begins(number):
             return
         self._stopping.set()
-        self._listener.close()  # else it would take connections that no process serves
+        self._listener.close()  # otherwise it would accept connections that no process serves
         self._send(FINISH)
         asyncio.get_running_loop().call_later(bound_s(self._settings) + SERVER_KILL_S, self._kill)
 

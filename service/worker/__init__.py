@@ -1,1 +1,1 @@
-"""`mlcd worker`: does the work of batch jobs."""
+"""`mlcd worker`: performs the tasks of batch jobs."""

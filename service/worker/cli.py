@@ -1,4 +1,4 @@
-"""`mlcd worker`."""
+"""The command `mlcd worker`."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from mlcd.service.worker.loop import Worker
 from mlcd.service.worker.task import TaskRunner
 from mlcd.service.worker.upload_results import UploadResults
 
-_LONGEST_NAME = 128
+_MAX_NAME_CHARS = 128
 
 
 @click.command()
@@ -25,11 +25,9 @@ _LONGEST_NAME = 128
     "--model", help="As for `mlcd serve`: jobs are done by the model that they were submitted to."
 )
 @click.option("--centers", help="Centers to label with; default: those shipped with the model.")
-@click.option(
-    "--state", "state_dir", help="Directory that holds the queue, where it is not in Redis."
-)
-@click.option("--name", help="What the worker is called in the queue.  [default: HOST-PROCESS]")
-@click.option("--drain", is_flag=True, help="End when no job of this model is left.")
+@click.option("--state", "state_dir", help="Directory of the queue, unless the queue is in Redis.")
+@click.option("--name", help="The worker's name in the queue.  [default: HOST-PROCESS]")
+@click.option("--drain", is_flag=True, help="Exit when no job of this model is left.")
 @click.option(
     "--config", type=click.Path(), help="File of lines as `mlcd serve --print-config` writes them."
 )
@@ -42,9 +40,9 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
     ignore_hangups()
     settings = read_settings(options, file=config)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
-    if not name.isprintable() or len(name) > _LONGEST_NAME:
+    if not name.isprintable() or len(name) > _MAX_NAME_CHARS:
         raise ConfigInvalid(
-            f"--name has more than {_LONGEST_NAME} characters, or some that cannot be printed"
+            f"--name must have at most {_MAX_NAME_CHARS} characters, all printable, got {name!a}"
         )
     if not settings.jobs.roots:
         raise ConfigInvalid("jobs are off", remedy="set MLCD_JOBS__ROOTS as for the server")
@@ -59,7 +57,7 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
             UploadResults(resources.files),
             shard_images=jobs.shard_images,
         )
-        click.echo(f"worker {name}: {_model(resources)}")
+        click.echo(f"worker {name}: {_describe_model(resources)}")
         Worker(
             resources.queue,
             runner,
@@ -74,7 +72,7 @@ def _announce(line: str) -> None:
     click.echo(f"mlcd: {line}", err=True)
 
 
-def _model(resources: WorkerResources) -> str:
+def _describe_model(resources: WorkerResources) -> str:
     encoder, centers = resources.equipment.encoder, resources.equipment.centers
     num_centers = 0 if centers is None else len(centers.centers.vectors)
     return f"{encoder.name} ({encoder.engine}, {num_centers} centers)"

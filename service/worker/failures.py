@@ -1,4 +1,4 @@
-"""The errors that end a task early, and the part of them that is safe to show to the owner."""
+"""The errors that end a task early, and the part of each that is safe to show to its owner."""
 
 import sys
 from typing import Final
@@ -25,7 +25,7 @@ _MAX_FRAMES: Final = 6
 
 
 class Stopped(Exception):
-    """Ends the task without success or failure: it is leased again."""
+    """Ends the task without success or failure; the queue leases it again."""
 
 
 class EngineDown(Exception):
@@ -33,7 +33,7 @@ class EngineDown(Exception):
 
 
 class OtherCenters(ConfigInvalid):
-    """The job was submitted for other centers than a worker has."""
+    """The job was submitted for other centers than the worker's."""
 
     name = "other-centers"
 
@@ -51,9 +51,9 @@ _ABOUT_THE_JOB: Final = (
 
 
 def problem_of(error: BaseException) -> JobProblem:
-    """Returns what a job shows of an error, printable whatever the files are called.
+    """Returns the part of an error that the job shows to its owner, in printable characters.
 
-    Paths of the job's own input and output are known to its owner; the rest is for the log.
+    Only paths of the job's own input and output are shown; everything else is for the log.
     """
     problem = _problem_of(error)
     return JobProblem(
@@ -83,7 +83,7 @@ def _problem_of(error: BaseException) -> JobProblem:
 
 
 def describe_stall(seconds: float) -> JobProblem:
-    """Returns the problem of a worker that has made no progress for so many seconds."""
+    """Returns the problem of a worker that made no progress for `seconds`."""
     return JobProblem(
         "stalled",
         f"a worker hung on this shard for {seconds:g} s and ended; its log says where",
@@ -92,19 +92,19 @@ def describe_stall(seconds: float) -> JobProblem:
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Returns whether only this worker is unsuited for the job; others may do it."""
+    """Tells whether only this worker is unsuited for the job; others may be able to do it."""
     return isinstance(error, OtherCenters | OtherFiles | OtherRoots | OtherSettings)
 
 
 def is_fatal(error: BaseException, stage: Stage) -> bool:
-    """Returns whether all other tasks of the job would fail for the same reason."""
+    """Tells whether all other tasks of the job would fail for the same reason."""
     if isinstance(error, DiskFull | InputChanged | OutputGone | PlaceMoved | ConfigInvalid):
         return True
     return stage != "shard" and isinstance(error, InvalidInput | NotFound | OutsideRoots)
 
 
 def line_of(thread: int | None) -> str:
-    """Returns the modules and lines of our own code that a thread is in, outermost first."""
+    """Returns modules and lines of mlcd in a thread's stack, outermost first."""
     lines, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "?"))

@@ -1,10 +1,10 @@
-"""`mlcd worker`: does tasks of jobs, one after the other, until it is told to end.
+"""The loop of `mlcd worker`: performs tasks of jobs, one after the other, until a signal.
 
-Two threads work together. One computes: it does the task, and stops between two images when it is
-told to. The main thread talks to the queue and handles signals: it renews the lease every second
-and so learns of cancels. A task that does not stop in time, as the engine is at a batch, is
-abandoned: the process ends or starts again, and no half-written part is ever visible. A task that
-hangs ends the process, too.
+The computing thread performs the task, and stops between two images when requested. The main thread
+calls the queue and handles signals: it renews the lease every second, and thereby learns of a
+cancel. A task that does not stop in time, because the engine is computing a batch, is abandoned:
+the process ends or restarts, and no half-written part is ever visible. A hanging task also ends the
+process.
 """
 
 import logging
@@ -53,35 +53,38 @@ from mlcd.service.worker.skipped_jobs import ForeignJobs, LeftJobs
 from mlcd.service.worker.task import Outcome, TaskRunner, Watch
 
 _log = logging.getLogger("mlcd.jobs")
-_STALLED: Final = 1  # exit status after a task that hangs
+_STALLED: Final = 1  # exit status after a hanging task
 _Answer = TypeVar("_Answer")
 
 
 class RetryingQueue:
-    """Calls of the queue that may be away: each longer outage is tried less often. Logs once that
-    the queue is away, and once that it is back.
+    """Calls a queue that may be unreachable, with backoff. Logs once when the queue becomes
+    unreachable, and once when it is back.
     """
 
     def __init__(self) -> None:
         self.up = True
-        self.wait_s = 0.0  # seconds before the next call, longer each time while the queue is away
+        self.wait_s = 0.0  # seconds before the next call, increasing while the queue is down
 
         self._backoff = Backoff(QUEUE_FIRST_WAIT_S, QUEUE_LONGEST_WAIT_S)
-        self._away_s: float | None = None  # when it last did not answer; None once it is back
+        self._last_failure_s: float | None = None  # None once the queue is back
 
     def once(self, call: Callable[[], _Answer]) -> _Answer | None:
-        """Calls the queue; returns None where it did not answer."""
+        """Calls the queue; returns None if it is unreachable."""
         try:
             answer = call()
         except Unavailable as error:
-            if self._away_s is None:
-                _log.warning("the job queue is away, trying again: %s", error.message)
-            self._away_s = time.monotonic()
+            if self._last_failure_s is None:
+                _log.warning("the job queue is unreachable, trying again: %s", error.message)
+            self._last_failure_s = time.monotonic()
             self.up, self.wait_s = False, self._backoff.next_s()
             return None
-        if self._away_s is not None and time.monotonic() - self._away_s >= QUEUE_SETTLED_S:
+        if (
+            self._last_failure_s is not None
+            and time.monotonic() - self._last_failure_s >= QUEUE_SETTLED_S
+        ):
             _log.warning("the job queue is back")
-            self._away_s = None
+            self._last_failure_s = None
             self._backoff.reset()
         self.up, self.wait_s = True, 0.0
         return answer
@@ -89,7 +92,7 @@ class RetryingQueue:
 
 @dataclass
 class _Task:
-    """A task under way. stopped_s: when it was told to stop."""
+    """A running task. began_s: time of its start. stopped_s: time when it was told to stop."""
 
     work: Work
     watch: Watch
@@ -112,12 +115,12 @@ class Worker:
         lease_s: float,
         stall_s: float,
     ) -> None:
-        """computing: the single thread in which the equipment of `runner` was opened."""
+        """computing: pool of the one thread that opened the equipment of `runner`."""
         self._queue, self._runner, self._computing = queue, runner, computing
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
         self._signals = StopSignals()
-        self.last_resort = _last_resort()
+        self.exit_timer = _make_exit_timer()
         self._retrying = RetryingQueue()
         self._engine_up = True
         self._task: _Task | None = None
@@ -125,7 +128,7 @@ class Worker:
         self._left, self._foreign = LeftJobs(queue), ForeignJobs(queue, runner.fingerprint)
 
     def run(self, *, drain: bool) -> None:
-        """Works until a signal; with `drain` until no job of this model can be done."""
+        """Works until a signal, or with `drain` until no job of this model is left to do."""
         self._drains = drain
         for number in STOPS:
             signal.signal(number, self._handle_signal)
@@ -138,42 +141,42 @@ class Worker:
         while self._task or not self._stopping:
             self._beat()
             if self._task is not None:
-                self._attend(self._task)
-            elif self._takes_more() and (work := self._retrying.once(self._claim)) is not None:
-                self._begin(work)
-            elif self._drains and self._retrying.up and self._retrying.once(self._nothing_left):
+                self._poll(self._task)
+            elif self._may_claim() and (work := self._retrying.once(self._claim)) is not None:
+                self._start(work)
+            elif self._drains and self._retrying.up and self._retrying.once(self._is_drained):
                 return
             else:
                 if self._foreign.is_look_due:
                     self._retrying.once(self._foreign.look)
                 self._pause(max(WORKER_IDLE_S, self._retrying.wait_s))
 
-    def _takes_more(self) -> bool:
+    def _may_claim(self) -> bool:
         return not self._stopping and time.monotonic() >= self._claim_due_s
 
-    def _rest(self, seconds: float) -> None:
-        """Begins no task for so long."""
+    def _delay_claims(self, seconds: float) -> None:
+        """Starts no task for `seconds`."""
         self._claim_due_s = time.monotonic() + seconds
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handles a signal; a second one ends the process at once."""
+        """Handles a signal; a second signal ends the process immediately."""
         del frame
         if not self._signals.begins(number):
             return
         self._stopping = True
-        self.last_resort.start()
+        self.exit_timer.start()
 
     def _claim(self) -> Work | None:
-        self._left.look_again()
+        self._left.drop_canceled()
         return self._queue.claim(
             self._name, [self._runner.fingerprint], lease_s=self._lease_s, exclude=self._left.ids
         )
 
-    def _nothing_left(self) -> bool:
+    def _is_drained(self) -> bool:
         return not self._queue.pending([self._runner.fingerprint], exclude=self._left.ids)
 
     def _beat(self) -> None:
-        """Reports now and then that this worker is alive."""
+        """Reports regularly that this worker is alive."""
         if self._stopping or time.monotonic() < self._beat_due_s:
             return
         self._beat_due_s = time.monotonic() + self._lease_s / 3
@@ -184,18 +187,18 @@ class Worker:
         )
 
     def _pause(self, seconds: float) -> None:
-        until_s = time.monotonic() + seconds
-        while not self._stopping and time.monotonic() < until_s:
+        end_s = time.monotonic() + seconds
+        while not self._stopping and time.monotonic() < end_s:
             time.sleep(WORKER_POLL_S)
 
-    def _begin(self, work: Work) -> None:
+    def _start(self, work: Work) -> None:
         now_s = time.monotonic()
         watch = Watch(until_s=now_s + self._lease_s)
         future = self._computing.submit(self._runner.perform, work, watch)
         self._task = _Task(work, watch, future, now_s, now_s + RENEWAL_S)
 
-    def _attend(self, task: _Task) -> None:
-        """Looks once after the task under way, and reports it when it has ended."""
+    def _poll(self, task: _Task) -> None:
+        """Checks the running task once, and reports it if it has ended."""
         wait([task.future], WORKER_POLL_S)
         if task.future.done():
             self._task = None
@@ -217,15 +220,17 @@ class Worker:
                 _log.warning("the engine cannot be used now; trying again")
             self._engine_up = False
             self._report(lambda: self._queue.release(work))
-            self._rest(ENGINE_AWAY_S)
+            self._delay_claims(ENGINE_AWAY_S)
         elif is_misfit(error):
-            self._leave(work, error)
+            self._leave_to_others(work, error)
         else:
             assert isinstance(error, Exception)
             self._report_failed(work, error)
 
     def _keep(self, task: _Task) -> None:
-        """Keeps the lease of a task. Does not return where it must stop and does not."""
+        """Renews the lease of a task, and stops it if necessary. Ends the process if the task hangs
+        or does not stop.
+        """
         watch, now_s = task.watch, time.monotonic()
         if now_s >= task.renewal_due_s and not watch.stop and not self._stopping:
             task.renewal_due_s = now_s + max(RENEWAL_S, self._retrying.wait_s)
@@ -241,30 +246,30 @@ class Worker:
             self._end_stalled(task.work, watch)
 
     def _renew(self, work: Work, watch: Watch) -> None:
-        asked_s = time.monotonic()
-        goes_on = self._retrying.once(
+        requested_s = time.monotonic()
+        is_renewed = self._retrying.once(
             lambda: self._queue.renew(work, lease_s=self._lease_s, done=watch.done)
         )
-        if goes_on:
-            watch.until_s = asked_s + self._lease_s
-        elif goes_on is False:
+        if is_renewed:
+            watch.until_s = requested_s + self._lease_s
+        elif is_renewed is False:  # not None, which means that the queue is unreachable
             watch.stop = True
 
     def _abandon(self, work: Work) -> None:
         self._retrying.once(lambda: self._queue.release(work))
         if self._stopping:
             _end_process()
-        _start_again()
+        _restart_process()
 
     def _end_stalled(self, work: Work, watch: Watch) -> None:
         facts = {"job": work.job_id, "attempt": work.attempt, "images": watch.done}
         line = line_of(watch.thread)
-        message = "%s hangs: no image was done for %g s (%s); the worker ends, start it again"
+        message = "%s hangs: no image was done for %g s (%s); the worker ends, restart it"
         _log.error(message, _name(work), self._stall_s, line, extra={"fields": facts})
         self._retrying.once(lambda: self._queue.fail(work, describe_stall(self._stall_s)))
         _end_process(_STALLED)
 
-    def _leave(self, work: Work, error: BaseException) -> None:
+    def _leave_to_others(self, work: Work, error: BaseException) -> None:
         problem = problem_of(error)
         facts = {"job": work.job_id, "code": problem.code}
         _log.warning(
@@ -277,7 +282,7 @@ class Worker:
         self._report(lambda: self._queue.refuse(work, problem))
 
     def _report(self, report: Callable[[], None]) -> None:
-        """Reports to the queue as often as it takes: a task without a report is done again."""
+        """Reports to the queue, retrying until it succeeds: an unreported task is done again."""
         self._retrying.once(report)
         while not self._retrying.up and not self._stopping:
             self._pause(self._retrying.wait_s)
@@ -301,32 +306,32 @@ class Worker:
         )
         fatal = is_fatal(error, work.stage)
         if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
-            self._left.add(work)  # there is no end to it
+            self._left.add(work)  # otherwise draining would retry it forever
         self._report(lambda: self._queue.fail(work, problem, fatal=fatal))
-        self._rest(AFTER_FAILURE_S)
+        self._delay_claims(AFTER_FAILURE_S)
 
 
 def _name(work: Work) -> str:
-    """Returns the name of the task for people."""
+    """Returns the name of the task in log lines."""
     return work.stage if work.shard is None else f"shard {work.shard}"
 
 
 def _end_process(status: int = 0) -> NoReturn:
-    """Ends the process, whatever its threads do. The caller first gives the task back."""
+    """Ends the process, whatever its threads do. The caller must first release the task."""
     logging.shutdown()
     os._exit(status)
 
 
-def _start_again() -> NoReturn:
-    """Replaces the process by a new one of the same command line."""
+def _restart_process() -> NoReturn:
+    """Replaces the process by a new one with the same command line."""
     logging.shutdown()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
 
 
-def _last_resort() -> threading.Timer:
-    """Returns a timer that ends the process some time after a signal, whatever hangs.
+def _make_exit_timer() -> threading.Timer:
+    """Returns a timer that ends the process WORKER_END_S after a signal, whatever hangs.
 
-    A caller that goes on after `Worker.run` cancels it.
+    A caller that continues after `Worker.run` must cancel it.
     """
     timer = threading.Timer(WORKER_END_S, os._exit, (1,))
     timer.daemon = True

@@ -1,4 +1,4 @@
-"""The case of jobs that a worker does not do: they are left to other workers."""
+"""The jobs that a worker leaves to other workers."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ from mlcd.service.jobs.queue import Queue
 from mlcd.service.timings import FOREIGN_JOBS_POLL_S, LEFT_JOBS_POLL_S
 from mlcd.types import Fingerprint
 
-_COUNTED: Final = 100  # foreign jobs that are counted at most
+_MAX_COUNTED: Final = 100  # foreign jobs
 _log = logging.getLogger("mlcd.jobs")
 
 
@@ -21,7 +21,7 @@ class LeftJobs:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._stages: dict[str, Stage] = {}
-        self._look_due_s = 0.0
+        self._check_due_s = 0.0
 
     @property
     def ids(self) -> AbstractSet[str]:
@@ -30,12 +30,12 @@ class LeftJobs:
     def add(self, work: Work) -> None:
         self._stages[work.job_id] = work.stage
 
-    def look_again(self) -> None:
-        """Takes up jobs that were canceled: every worker may remove their output, and they may
-        begin again.
+    def drop_canceled(self) -> None:
+        """Removes jobs that were canceled from the list: any worker may remove their output, and
+        they may be retried.
         """
-        if self._stages and time.monotonic() >= self._look_due_s:
-            self._look_due_s = time.monotonic() + LEFT_JOBS_POLL_S
+        if self._stages and time.monotonic() >= self._check_due_s:
+            self._check_due_s = time.monotonic() + LEFT_JOBS_POLL_S
             self._stages = {
                 job_id: stage
                 for job_id, stage in self._stages.items()
@@ -63,11 +63,11 @@ class ForeignJobs:
         return time.monotonic() >= self._look_due_s
 
     def look(self) -> None:
-        """Warns once while such jobs wait."""
+        """Logs a warning once while such jobs wait."""
         self._look_due_s = time.monotonic() + FOREIGN_JOBS_POLL_S
-        page = self._queue.page(limit=_COUNTED, state="queued")
+        page = self._queue.page(limit=_MAX_COUNTED, state="queued")
         num = sum(job.spec.fingerprint != self._fingerprint for job in page.jobs)
         if num and not self._logged:
-            more = "" if page.cursor is None else "at least "
-            _log.warning("%s%d jobs wait for workers with other models", more, num)
+            qualifier = "" if page.cursor is None else "at least "
+            _log.warning("%s%d jobs wait for workers with other models", qualifier, num)
         self._logged = num > 0

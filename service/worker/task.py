@@ -1,4 +1,4 @@
-"""One task of a job, done in a thread of its own that stops between images when told to."""
+"""Performs one task of a job on a separate thread, which stops between images when requested."""
 
 import threading
 import time
@@ -24,11 +24,11 @@ _MOST_OPENED: Final = 4  # jobs of several keys take turns
 
 @dataclass
 class Watch:
-    """The state that the computing thread shares with the thread that talks to the queue.
+    """The state that the computing thread shares with the thread that calls the queue.
 
-    until_s: the end of the lease by the monotonic clock. done: images of the task so far. moved_s:
-    when the last of them was done; None while there are none to do, as listing and publishing take
-    their time. thread: the one that computes.
+    until_s: end of the lease, by the monotonic clock. done: images of the task done so far. stop:
+    whether the task must stop. moved_s: time of the last progress; None outside of image
+    processing, because listing and publishing may take long. thread: id of the computing thread.
     """
 
     until_s: float
@@ -40,7 +40,7 @@ class Watch:
 
     @contextmanager
     def images(self, num: int) -> Iterator[None]:
-        """Expects so many images to be done now."""
+        """Expects progress on `num` images within the context."""
         self.moved_s, self._num = time.monotonic(), num
         try:
             yield
@@ -48,13 +48,13 @@ class Watch:
             self.moved_s = None
 
     def stalls(self, limit_s: float) -> bool:
-        """Tells whether no image was done for limit_s seconds, though there are some to do."""
+        """Tells whether no image was done for limit_s seconds while images are to be done."""
         moved_s = self.moved_s
         return moved_s is not None and time.monotonic() - moved_s > limit_s
 
     def on_progress(self, done: int, errors: int) -> None:
-        """Counts every image done. Raises Stopped, also where the lease could not be renewed in
-        time.
+        """Updates the number of images done. Raises Stopped if the task must stop or its lease has
+        expired.
         """
         del errors
         self.done = max(self.done, done)
@@ -66,7 +66,10 @@ class Watch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a task. sizes, damaged_files: of a plan. failed_items: of a shard."""
+    """The result of a task.
+
+    sizes, damaged_files: set by the stage `plan`. failed_items: set by a shard.
+    """
 
     sizes: list[int] | None = None
     damaged_files: int = 0
@@ -74,7 +77,7 @@ class Outcome:
 
 
 class TaskRunner:
-    """Does the tasks of a worker with what this process has opened. For one thread."""
+    """Performs the tasks of a worker with the equipment of this process. Use from one thread."""
 
     def __init__(
         self,
@@ -94,24 +97,24 @@ class TaskRunner:
         return self._equipment.encoder.fingerprint
 
     def perform(self, work: Work, watch: Watch) -> Outcome:
-        """Does a task.
+        """Performs a task.
 
-        Raises Stopped, EngineDown where the task is not at fault, and what `mlcd.pipelines.shard`
-        raises.
+        Raises Stopped, EngineDown if the task is not the cause, and the errors of
+        `mlcd.pipelines.shard`.
         """
         watch.thread = threading.get_ident()
         try:
             return self._perform(work, watch)
         except Exception as error:
             self._opened.pop(work.job_id, None)
-            is_busy = isinstance(error, Overloaded)  # with the requests of servers
+            is_busy = isinstance(error, Overloaded)  # with requests of servers
             if is_busy or (type(error) is Unavailable and not self._engine_works(watch)):
                 raise EngineDown from error
             raise
 
     def _perform(self, work: Work, watch: Watch) -> Outcome:
         self._roots_of(work.spec).check_places(work.spec.input, work.spec.output)
-        self._work_at(work.spec.output)
+        self._switch_output(work.spec.output)
         if work.stage == "discard":
             self._opened.pop(work.job_id, None)
             discard(work.spec, owner=work.job_id)
@@ -120,7 +123,7 @@ class TaskRunner:
         if work.stage == "publish" and upload is not None and self._uploads.are_written(upload):
             self._uploads.clear(work.spec)  # a crash came between this and the report
             return Outcome()
-        shards = self._shards(work)
+        shards = self._open_shards(work)
         watch.on_progress(0, 0)
         if work.stage == "plan":
             shards.plan()
@@ -142,36 +145,36 @@ class TaskRunner:
     def _roots_of(self, spec: JobSpec) -> Roots:
         return self._roots if spec.upload is None else self._uploads.roots_of(spec)
 
-    def _work_at(self, output: str) -> None:
-        """Keeps copies of one output at a URL, and no others."""
+    def _switch_output(self, output: str) -> None:
+        """Removes the local copies of the previous output at a URL, if the output changes."""
         if output != self._output:
             self.forget()
             self._output = output
 
     def forget(self) -> None:
-        """Removes the copies of an output at a URL, and what was opened over them."""
+        """Removes the local copies of the current output at a URL."""
         if self._output is not None and is_url(self._output):
             forget(artifact_path(self._output))
             self._opened.clear()
         self._output = None
 
-    def _shards(self, work: Work) -> Shards:
-        """Returns the shards of a job; lists its input once, as long as nothing goes wrong and few
+    def _open_shards(self, work: Work) -> Shards:
+        """Returns the shards of a job; lists its input only once, unless a task fails or several
         other jobs come between.
         """
         shards = self._opened.pop(work.job_id, None)
         if shards is None or work.stage == "plan":
             self._check_centers(work)
             source, roots = work.spec.input, self._roots_of(work.spec)
-            of_images = work.spec.kind != "curate"
-            if of_images:
+            reads_images = work.spec.kind != "curate"
+            if reads_images:
                 roots.check_archives(source)
             shards = open_shards(
                 work.spec,
                 self._equipment,
                 owner=work.job_id,
                 part_entries=self._shard_images,
-                check_files=roots.check_files_of(source) if of_images else roots.check_files,
+                check_files=roots.check_files_of(source) if reads_images else roots.check_files,
             )
             if work.stage != "plan":
                 shards.check()
@@ -187,7 +190,7 @@ class TaskRunner:
         ):
             raise OtherCenters(
                 "this worker has other centers than the job's ids refer to",
-                remedy="start one with those centers, or submit the job again",
+                remedy="start a worker with the job's centers, or submit the job again",
             )
 
     def _engine_works(self, watch: Watch) -> bool:

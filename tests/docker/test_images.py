@@ -65,7 +65,7 @@ def test_no_image_runs_as_root(image, target):
 def test_nobody_is_served_by_default(image):
     result = docker(*DENIED, "--env", "MLCD_MODEL=pixels", image("api"), check=False)
     assert result.returncode == 2
-    assert "reach the server without API keys" in result.stderr
+    assert "use the server without API keys" in result.stderr
     assert "Traceback" not in result.stderr
 
 

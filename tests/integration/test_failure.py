@@ -89,7 +89,7 @@ def test_an_engine_that_hangs_is_noticed_without_traffic_and_replaced():
 def test_an_engine_that_raises_is_not_ready_until_it_has_succeeded_again():
     with serving("fake:latency_ms=5,sick_s=2", engine="fake") as server:
         answer = ask(server, WHITE)
-        assert (answer.status_code, "told to fail" in answer.text) == (503, False)
+        assert (answer.status_code, "fails after a white image" in answer.text) == (503, False)
         assert until(lambda: not server.ready(), 5) < FLIP_S
         until(server.ready, 15)
         assert ask(server).status_code == 200

@@ -59,7 +59,7 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
     files.pipe_file("bucket/wrong/readme.md", b"x")
     files.pipe_file("bucket/x.tar", b"x" * 3000)
     files.pipe_file("bucket/two.txt", b"s3://bucket/x.tar\ns3://bucket/none.tar\n")
-    look = "see whether the bucket and the name are right"
+    look = "check the bucket and the name"
     for location, error, message in (
         ("s3:/bucket/x", ConfigInvalid, "write s3://, or ./s3:/bucket/x"),
         ("s3://", InvalidInput, "the URL must name a bucket, got s3://: write s3://bucket/folder"),
@@ -77,7 +77,7 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
             "s3://bucket/wrong must hold images, found none: is it the",
         ),
         ("s3://bucket/x.tar", InvalidInput, "the shard is damaged, cut short or compressed"),
-        ("foo://bucket/x", InvalidInput, "foo://bucket/x is not a place that can be read"),
+        ("foo://bucket/x", InvalidInput, "foo://bucket/x cannot be read as a path or URL"),
         (
             f"s3://me:{SECRET}@bucket/x",
             ConfigInvalid,
@@ -126,7 +126,7 @@ def test_a_list_of_objects_is_read_and_a_shard_compared_with_its_checksum(store,
     source = open_source(str(listed), urls=UrlOptions())
     assert [entry.class_name for entry in source.entries] == [path.parent.name for path in names]
     assert reads(str(listed)) == [path.read_bytes() for path in names]
-    with pytest.raises(InvalidInput, match="nothing is fetched here"):
+    with pytest.raises(InvalidInput, match="this command does not fetch"):
         open_source(str(listed))
     assert read_checksum(files, "bucket/digits.tar") is not None
     assert reads("s3://bucket/digits.tar") == [path.read_bytes() for path in names]

@@ -96,7 +96,7 @@ def test_a_checkpoint_gives_what_its_artifact_gives(two_tower_model, tmp_path):
 
 def test_a_tower_of_images_cannot_follow_one_of_texts(two_tower_model, tmp_path):
     write(two_tower_model, tmp_path)
-    with pytest.raises(Conflict, match=r"12 tokens.*16 x 16 pixels"):
+    with pytest.raises(Conflict, match=r"16 x 16 pixels; and .* 12 tokens"):
         write(two_tower_model, tmp_path, name="m-text", version=2, text=False)
 
 

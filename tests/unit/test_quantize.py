@@ -10,7 +10,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.encoders.openvino import read_onnx
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.int8_agreement import Int8Agreement, compare_rows
-from mlcd.export.int8_graph import _tail, is_transformer, quantize_graph
+from mlcd.export.int8_graph import _list_normalization, is_transformer, quantize_graph
 from mlcd.images.entries import Entries
 from mlcd.keys import mask_held_out, split_positions
 from mlcd.pipelines.quantize import MIN_HELD_OUT, choose
@@ -59,7 +59,7 @@ def test_the_agreement_is_that_of_each_row_with_its_own():
     agreement = compare_rows(exact, found, centers)
     assert agreement.mean_cosine == pytest.approx((2 + 0.5**0.5) / 3)
     assert agreement.min_cosine == pytest.approx(0.5**0.5)
-    assert agreement.labels == "the nearest of 2 centers"
+    assert agreement.label_kind == "the nearest of 2 centers"
     assert agreement.same_label == pytest.approx(2 / 3)  # [1, 1] is a tie, and the second was not
     assert agreement.num == 3
 
@@ -82,7 +82,7 @@ def test_without_centers_the_label_is_the_nearest_other_image():
     found = exact.copy()
     found[1] = unit_rows(np.array([[0.3, 1.0]]))[0]
     agreement = compare_rows(exact, found, None)
-    assert agreement.labels == "the nearest other image"
+    assert agreement.label_kind == "the nearest other image"
     # in fp32 the nearest of 0, 1, 2, 3 are 1, 0, 3, 2; in int8 1, 3, 3, 2
     assert agreement.same_label == 0.75
 
@@ -90,9 +90,7 @@ def test_without_centers_the_label_is_the_nearest_other_image():
 @pytest.mark.parametrize("mean", [0.98999, float("nan")])
 def test_a_graph_below_the_bar_is_refused_with_its_figure(mean):
     below = Int8Agreement(mean, 0.9, 1.0, "x", 40)
-    with pytest.raises(
-        ConfigInvalid, match=rf"mean cosine {mean:.6f} .* 40 held-out .*below 0\.99"
-    ):
+    with pytest.raises(ConfigInvalid, match=rf"at least 0\.99, got {mean:.6f} on 40 held-out"):
         below.check("m")
     Int8Agreement(0.99, 0.5, 0.0, "x", 40).check("m")
 
@@ -127,10 +125,10 @@ def test_layers_become_integers_and_what_makes_the_rows_does_not(quantizer, capf
     for name in ("shift", "unit"):
         given = {value.get_node().get_type_name() for value in nodes[name].input_values()}
         assert "FakeQuantize" not in given
-    assert {"shift", "unit"} <= set(_tail(convolutions()))
+    assert {"shift", "unit"} <= set(_list_normalization(convolutions()))
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_agreement_is_read_from_the_manifest_as_it_was_written():
     written = Int8Agreement(0.995, 0.9, 0.8, "x", 40)
-    assert Int8Agreement.of(written.summary() | {"other": 1}) == written
+    assert Int8Agreement.from_manifest(written.summary() | {"other": 1}) == written

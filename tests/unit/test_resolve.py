@@ -170,7 +170,7 @@ def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(
     plain, other = (open_artifact(exported / exif) for exif in ("apply", "ignore"))
     assert plain.fingerprint != other.fingerprint
     assert plain.summary["weights_digest"] == other.summary["weights_digest"]
-    with pytest.raises(ConfigInvalid, match="states all by itself"):
+    with pytest.raises(ConfigInvalid, match="has its own config and preprocessing"):
         export.export_model(
             str(journey / "run"),
             tmp_path / "c",

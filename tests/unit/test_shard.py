@@ -190,7 +190,7 @@ def test_images_at_urls_are_refused_where_nothing_is_fetched(images, equipment, 
     table = wanted_job("embed", tmp_path / "links.parquet", tmp_path, url_column="link")
     with pytest.raises(ConfigInvalid, match="no images are fetched"):
         opened(table, equipment)
-    with pytest.raises(InvalidInput, match="nothing is fetched here"):
+    with pytest.raises(InvalidInput, match="this command does not fetch"):
         opened(wanted_job("embed", tmp_path / "links.txt", tmp_path), equipment)
 
 

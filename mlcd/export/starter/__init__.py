@@ -1,1 +1,1 @@
-"""The starter: a model of images and texts that is put together from packages of PyPI, offline."""
+"""The starter: a model of images and texts, built offline from PyPI packages."""

@@ -1,7 +1,4 @@
-"""The starter as a model artifact, made once from its packages.
-
-No torch is needed: the graphs are written from the arrays.
-"""
+"""Writes the starter as a model artifact from its packages, without torch."""
 
 import hashlib
 import math
@@ -21,18 +18,18 @@ from mlcd.types import model_name
 STARTER: Final = "starter"
 ONNX: Final = "model.onnx"
 PREPROCESSING: Final = "preprocess.json"
-# softmax(scale * cosine) is nearest to the shares that are right at 31 on photographs of everyday
-# things and at 15 on products before white: docs/reference/starter.md
+# The scale in softmax(scale * cosine). Probabilities are best calibrated at 31 on photographs of
+# everyday things, and at 15 on products on white: docs/reference/starter.md
 SCALE: Final = 25.0
 _DATA: Final = ("imagenet_classes.tsv", "bert_uncased_vocab.txt", "class_sentences.npy")
-# raised with every change of the code that changes a row
+# must be raised with every code change that changes a row
 _REVISION: Final = 1
 
 
 def export_starter(out: Path, *, name: str = STARTER, reporter: Reporter) -> Artifact:
     """Writes the model artifact: graph and preprocessing of the images, and the text part.
 
-    Raises ConfigInvalid where a package is missing, ArtifactInvalid where one holds other weights.
+    Raises ConfigInvalid if a package is missing, ArtifactInvalid if one has different weights.
     """
     require_libraries()
     request = Request(
@@ -40,8 +37,8 @@ def export_starter(out: Path, *, name: str = STARTER, reporter: Reporter) -> Art
         {"name": model_name(name), "starter": starter_digest()},
         (_parent(IMAGES, out), _parent(SENTENCES, out)),
     )
-    if (done := find_published(out, request)) is not None:
-        return done
+    if (published := find_published(out, request)) is not None:
+        return published
     with Draft(out, request) as draft, reporter.stage("export", 2) as meter:
         facts = _write(draft, meter)
         return draft.publish(fingerprint=facts.pop("fingerprint"), summary=facts)
@@ -93,12 +90,12 @@ def _write(draft: Draft, meter: Any) -> dict[str, Any]:
 
 
 def starter_digest() -> str:
-    """Returns the identity of what `export_starter` makes, without a look at the packages."""
+    """Returns the digest of the starter's weights, without reading the packages."""
     return digest_of_both(*_tower_digests())
 
 
 def _tower_digests() -> tuple[str, str]:
-    """Returns the identity of each tower by what it is made from."""
+    """Returns the digest of each tower, computed from its sources."""
     data = [files("mlcd.export.starter").joinpath(name).read_bytes() for name in _DATA]
     parts = [SENTENCES.sha256, *(hashlib.sha256(content).hexdigest() for content in data)]
     images = f"starter {_REVISION} {IMAGES.sha256}"

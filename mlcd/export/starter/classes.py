@@ -1,4 +1,4 @@
-"""The 1,000 classes of ImageNet in words: names, synonyms and definitions.
+"""The names, synonyms and definitions of ImageNet's 1,000 classes.
 
 The file's licenses are in LICENSES.md beside it.
 """
@@ -17,29 +17,29 @@ SENTENCES_FILE: Final = "class_sentences.npy"
 
 @dataclass(frozen=True)
 class ImageClass:
-    """One class. words: WordNet's, the most used first."""
+    """One class. words: WordNet's words for it, the most frequent first."""
 
     name: str
     words: tuple[str, ...]
     definition: str
 
     def descriptions(self) -> list[str]:
-        """Returns the texts that describe an image of this class, each once."""
+        """Returns the texts that describe an image of this class, without duplicates."""
         names = dict.fromkeys([self.name, *self.words, f"{self.name}, {self.definition}"])
         return [f"a photo of a {name}" for name in names]
 
 
 def imagenet_words() -> list[str]:
-    """Returns the names of all classes and their synonyms, each once."""
+    """Returns the names and synonyms of all classes, without duplicates (in any case)."""
     words = (
         word
         for image_class in imagenet_classes()
         for word in (image_class.name, *image_class.words)
     )
-    first: dict[str, str] = {}
+    words_by_folded: dict[str, str] = {}
     for word in words:
-        first.setdefault(word.casefold(), word)
-    return list(first.values())
+        words_by_folded.setdefault(word.casefold(), word)
+    return list(words_by_folded.values())
 
 
 def class_descriptions() -> list[str]:
@@ -48,15 +48,15 @@ def class_descriptions() -> list[str]:
 
 
 def class_sentences() -> Embeddings:
-    """Returns the unit rows of `class_descriptions()` in the space of the sentence encoder:
-    float32 [T, 384], kept in half precision. `python -m tests.starter_sentences` makes them.
+    """Returns the sentence encoder's unit rows of `class_descriptions()`: float32 [T, 384], stored
+    in half precision. `python -m tests.starter_sentences` writes the file.
     """
     with files("mlcd.export.starter").joinpath(SENTENCES_FILE).open("rb") as file:
         return unit_rows(np.load(file, allow_pickle=False).astype(np.float32))
 
 
 def imagenet_classes() -> list[ImageClass]:
-    """Returns all classes, in the order of the classifiers that are trained on them."""
+    """Returns all classes, in the standard order of ImageNet classifiers."""
     lines = files("mlcd.export.starter").joinpath(FILE).read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines[1:])
     return [

@@ -1,9 +1,8 @@
 """EfficientNet-Lite0 (Tan and Le, 2019; the variant of TensorFlow for mobile devices) as an
 ONNX graph.
 
-Its blocks leave out squeeze-and-excitation and use ReLU6 in place of swish. Batch normalization is
-folded into the convolutions. Padding is TensorFlow's "same": the odd pixel is on the right and
-below.
+Its blocks omit squeeze-and-excitation and use ReLU6 instead of swish. Batch normalization is folded
+into the convolutions. Padding is TensorFlow's "same": an odd pixel goes to the right and below.
 """
 
 from collections.abc import Mapping
@@ -32,7 +31,7 @@ _STANDARD: Final = NormalDist()
 
 @dataclass(frozen=True)
 class _Stage:
-    """Blocks of one width; the first of them has the stride."""
+    """A sequence of blocks of one width; only the first block has the stride."""
 
     num_blocks: int
     stride: int
@@ -51,18 +50,18 @@ _STAGES: Final = (
 
 
 def write_tower(state: Arrays) -> Any:
-    """Returns the graph from uint8 pixels to the unit rows of pooled features less their mean."""
+    """Returns the graph from uint8 pixels to unit rows of the pooled features minus their mean."""
     tower = _Tower(state)
     pixels = tower.graph.add("Cast", "image_u8", to=1)
     value = tower.convolution(_scale(tower.graph, pixels), "_conv_stem", "_bn0", stride=2)
     value = tower.relu6(value)
-    num_channels, number = 32, 0
+    num_channels, block_index = 32, 0
     for stage in _STAGES:
         for index in range(stage.num_blocks):
             stride = stage.stride if index == 0 else 1
-            keeps = stride == 1 and num_channels == stage.num_channels
-            value = tower.block(value, number, stride, skip=keeps)
-            num_channels, number = stage.num_channels, number + 1
+            skip = stride == 1 and num_channels == stage.num_channels
+            value = tower.block(value, block_index, stride, skip=skip)
+            num_channels, block_index = stage.num_channels, block_index + 1
     value = tower.relu6(tower.convolution(value, "_conv_head", "_bn1"))
     graph = tower.graph
     pooled = graph.add("Flatten", graph.add("GlobalAveragePool", value))
@@ -74,16 +73,16 @@ def write_tower(state: Arrays) -> Any:
 
 
 def feature_mean(state: Arrays) -> NDArray[np.float32]:
-    """Returns the mean of the pooled features over the images of the training, without any image.
+    """Estimates the mean of the pooled features over the training images, without any image.
 
-    The last batch normalization states mean and deviation of each feature before ReLU6; the mean
-    after it is that of a normal distribution cut at 0 and 6.
+    The last batch normalization has the mean and deviation of each feature before ReLU6; the mean
+    after ReLU6 is that of a normal distribution clipped to 0 and 6.
     """
     mean = state["_bn1.bias"].astype(np.float64)
     deviation = np.abs(state["_bn1.weight"].astype(np.float64)) + 1e-12
-    # midpoints of 2,000 equal shares of probability replace the integral
-    shares = (np.arange(2000) + 0.5) / 2000
-    normal = np.array([_STANDARD.inv_cdf(share) for share in shares])
+    # a sum over 2,000 quantiles replaces the integral
+    probabilities = (np.arange(2000) + 0.5) / 2000
+    normal = np.array([_STANDARD.inv_cdf(probability) for probability in probabilities])
     values = np.clip(mean[:, None] + deviation[:, None] * normal, 0, 6)
     means: NDArray[np.float64] = values.mean(axis=1)
     return means.astype(np.float32)
@@ -94,11 +93,11 @@ class _Tower:
         self.graph = GraphWriter()
         self._state = state
 
-    def block(self, value: str, number: int, stride: int, *, skip: bool) -> str:
-        """Expands (except in the first block), convolves each channel alone, and projects."""
-        prefix = f"_blocks.{number}."
+    def block(self, value: str, index: int, stride: int, *, skip: bool) -> str:
+        """Adds an expansion (except in the first block), a depthwise convolution, a projection."""
+        prefix = f"_blocks.{index}."
         inner = value
-        if number > 0:
+        if index > 0:
             inner = self.relu6(self.convolution(inner, f"{prefix}_expand_conv", f"{prefix}_bn0"))
         inner = self.convolution(
             inner, f"{prefix}_depthwise_conv", f"{prefix}_bn1", stride=stride, separate=True
@@ -109,10 +108,10 @@ class _Tower:
     def convolution(
         self, value: str, name: str, norm: str, *, stride: int = 1, separate: bool = False
     ) -> str:
-        """Adds a convolution with the batch normalization that follows it."""
+        """Adds a convolution and the batch normalization after it."""
         weight, bias = self._fold(name, norm)
         kernel = weight.shape[2]
-        # every side of a stride of 2 is even
+        # valid because the input of every convolution with stride 2 has an even side
         before, after = (kernel - stride) // 2, (kernel - stride + 1) // 2
         return self.graph.add(
             "Conv",

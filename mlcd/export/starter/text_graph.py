@@ -1,7 +1,7 @@
-"""The starter's text tower: a text becomes a soft mixture of the classes that it resembles.
+"""The starter's text tower: maps a text to a weighted mean of the classes that it resembles.
 
-Neither tower has ever seen an image with a text. What joins them are the names of ImageNet's
-classes: the image tower has a classifier's row for each of them, the sentence encoder their words.
+No tower was trained on pairs of images and texts. ImageNet's classes connect them: the image tower
+has a classifier row for each class, and the sentence encoder embeds the class's names.
 """
 
 from typing import Any, Final
@@ -15,7 +15,7 @@ from mlcd.export.starter.classes import ImageClass, class_sentences
 from mlcd.export.starter.sentences import add_sentence_encoder
 from mlcd.types import Embeddings, unit_rows
 
-# chosen on images that no published figure is measured on: docs/reference/starter.md
+# chosen on images that are in no published figure: docs/reference/starter.md
 TEMPERATURE: Final = 0.07
 
 
@@ -24,7 +24,7 @@ def write_text_graph(
 ) -> Any:
     """Returns the graph from token ids to unit rows in the space of the image tower.
 
-    encoder: the sentence encoder's graph. classifier_KD: the classifier's rows, one a class.
+    encoder: graph of the sentence encoder. classifier_KD: rows of the classifier, one per class.
     """
     graph = GraphWriter()
     sentences = add_sentence_encoder(graph, encoder, "ids")
@@ -40,7 +40,7 @@ def write_text_graph(
 def class_mixture(
     texts_TF: Embeddings, classes: list[ImageClass], classifier_KD: NDArray[np.float32]
 ) -> Mixture:
-    """Returns the mixture over all descriptions of all classes; each class has the same share."""
+    """Returns the mixture over all descriptions of all classes; classes have equal total weight."""
     counts = np.array([len(image_class.descriptions()) for image_class in classes])
     class_T = np.repeat(np.arange(len(classes)), counts)
     rows_KD = unit_rows(classifier_KD - classifier_KD.mean(axis=0))

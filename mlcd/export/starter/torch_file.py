@@ -1,7 +1,7 @@
-"""The arrays of a state dict that torch saved before version 1.6, read without torch.
+"""Reads the arrays of a state dict that torch saved before version 1.6, without torch.
 
-Nothing in the file is run: its pickle may name an ordered dictionary, float and integer storages
-and torch's function that makes a tensor of one, and everything else is refused.
+No code of the file runs: its pickle may only refer to OrderedDict, float and integer storages, and
+torch's function that makes a tensor from a storage.
 """
 
 import pickle
@@ -22,7 +22,7 @@ _DTYPES: Final = {"FloatStorage": np.dtype("<f4"), "LongStorage": np.dtype("<i8"
 
 
 def read_state(path: Path) -> dict[str, NDArray[Any]]:
-    """Returns the arrays by name; raises ArtifactInvalid where the file holds anything else."""
+    """Returns the arrays by name; raises ArtifactInvalid if the file contains anything else."""
     try:
         return _read(BytesIO(path.read_bytes()))
     except (OSError, EOFError, ValueError, TypeError, pickle.UnpicklingError) as error:
@@ -32,9 +32,9 @@ def read_state(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read(file: BytesIO) -> dict[str, NDArray[Any]]:
-    # five pickles follow each other, then the storages: each its length and its numbers
+    # five pickles, then the storages, each as its length and its numbers
     if _Reader(file).load() != _MAGIC:
-        raise pickle.UnpicklingError("the file does not begin as torch's do")
+        raise pickle.UnpicklingError("the file must start with torch's magic number")
     _Reader(file).load()  # the version of the format
     _Reader(file).load()  # byte order and sizes of the machine
     reader = _Reader(file)
@@ -51,7 +51,7 @@ _View = Callable[[dict[str, NDArray[Any]]], NDArray[Any]]
 
 
 class _Reader(pickle.Unpickler):
-    """An unpickler of storages' names and of views on them."""
+    """An unpickler that returns the names of storages and functions that make views of them."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file)
@@ -77,12 +77,12 @@ class _Reader(pickle.Unpickler):
 def _view(
     key: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], *_: object
 ) -> _View:
-    def of_storages(storages: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    def make_view(storages: dict[str, NDArray[Any]]) -> NDArray[Any]:
         flat = storages[key][offset:]
         last = sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
         if offset < 0 or min((*shape, 1)) < 1 or min((*stride, 0)) < 0 or last >= len(flat):
-            raise pickle.UnpicklingError("a tensor reaches out of its storage")
+            raise pickle.UnpicklingError("a tensor exceeds its storage")
         steps = [step * flat.itemsize for step in stride]
         return as_strided(flat, shape, steps, writeable=False).copy()
 
-    return of_storages
+    return make_view

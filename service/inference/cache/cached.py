@@ -1,4 +1,4 @@
-"""The pipeline behind the cache: embeddings are looked up before admission, and computed once."""
+"""A pipeline with a cache: looks embeddings up before admission, and computes each only once."""
 
 import asyncio
 import time
@@ -26,21 +26,21 @@ from mlcd.service.telemetry.request import time_stage
 if TYPE_CHECKING:
     from mlcd.service.inference.cache.redis import RedisCache
 
-# Up to this size items are hashed at once (0.15 ms): a thread would take longer to wake. Hashing
-# more would block the event loop.
+# Up to this size, items are hashed on the event loop (0.15 ms): waking a thread would take longer.
+# More would block the loop.
 _INLINE_BYTES: Final = 256 * 1024
-_LOOKED_UP_TOGETHER: Final = 256  # keys; a request for many must not look like a slow Redis
+_MAX_LOOKUP_KEYS: Final = 256  # so that Redis does not seem slow because of a large request
 
-# A packed vector, or why there is none.
+# a packed vector, or the reason for none
 _Outcome: TypeAlias = bytes | Rejection
 
 
 @dataclass
 class _Request:
-    """One request, and what it has so far.
+    """One request and its results so far.
 
-    keys: those of all items, by index in the request. computed: the indexes of items that this
-    request had computed itself.
+    keys: keys of all items, by index in the request. outcomes: results so far, by key. computed:
+    indices of items that this request computed itself.
     """
 
     items: Sequence[bytes | Rejection]
@@ -53,7 +53,7 @@ class _Request:
     pipeline_s: float = 0.0
 
     def missing(self) -> dict[bytes, int]:
-        """Returns the keys without an outcome, in order, with an index of each."""
+        """Returns the keys without an outcome, in order, each with one of its indices."""
         return {key: index for index, key in self.keys.items() if key not in self.outcomes}
 
     def item(self, index: int) -> bytes:
@@ -63,11 +63,11 @@ class _Request:
 
 
 class CachedPipeline:
-    """A pipeline that encodes only items that are in no cache and not being encoded already.
+    """A pipeline that encodes only items that are in no cache and not yet being encoded.
 
-    An item is an image's bytes, or the token ids of a text. Hits need no admission: they cost no
-    decoding and no inference. Every vector goes through the format of the cache, so that a miss has
-    the bytes that later hits have.
+    An item is an image's bytes, or the token ids of a text. Hits need no admission, because they
+    need no decoding and no inference. Every vector is converted to the format of the cache and
+    back, so that a miss returns the same bytes as later hits.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CachedPipeline:
         self._pipeline, self._space, self._vectors = pipeline, space, vectors
         self._memory, self._redis = memory, redis
         self._hasher, self._metrics = hasher, metrics
-        self._under_way: dict[bytes, asyncio.Future[_Outcome | None]] = {}
+        self._in_flight: dict[bytes, asyncio.Future[_Outcome | None]] = {}
 
     async def encode(
         self,
@@ -94,39 +94,41 @@ class CachedPipeline:
         deadline: float,
         account: Account | None = None,
     ) -> Encoded:
-        """Encodes every item on its own; see `Encoding.encode`."""
+        """Encodes every item independently; see `Encoding.encode`."""
         started = time.perf_counter()
         with time_stage("cache"):
-            request = _Request(items, await self._keys(items), deadline, account)
-            num_remembered = self._take_from_memory(request)
-        led: set[bytes] = set()
+            request = _Request(items, await self._make_keys(items), deadline, account)
+            num_in_memory = self._take_from_memory(request)
+        own_keys: set[bytes] = set()
         while missing := request.missing():
-            joined = {key: self._under_way[key] for key in missing if key in self._under_way}
-            if mine := {key: index for key, index in missing.items() if key not in joined}:
-                await self._lead(mine, request)
-                led |= mine.keys()
-            await _join(joined, request)
+            others = {key: self._in_flight[key] for key in missing if key in self._in_flight}
+            if own := {key: index for key, index in missing.items() if key not in others}:
+                await self._find_or_compute(own, request)
+                own_keys |= own.keys()
+            await _join(others, request)
         self._metrics.cache_looked_up(
-            "in_flight", "hit", len(request.keys) - num_remembered - len(led)
+            "in_flight", "hit", len(request.keys) - num_in_memory - len(own_keys)
         )
         request.timings = replace(
             request.timings, cache_s=time.perf_counter() - started - request.pipeline_s
         )
         return self._join_outcomes(request)
 
-    async def _keys(self, items: Sequence[bytes | Rejection]) -> dict[int, bytes]:
+    async def _make_keys(self, items: Sequence[bytes | Rejection]) -> dict[int, bytes]:
         items_by_index = {
             index: item for index, item in enumerate(items) if not isinstance(item, Rejection)
         }
-        hashing = partial(self._space.keys, list(items_by_index.values()))
+        make_keys = partial(self._space.keys, list(items_by_index.values()))
         if sum(map(len, items_by_index.values())) <= _INLINE_BYTES:
-            keys = hashing()
+            keys = make_keys()
         else:
-            keys = await asyncio.get_running_loop().run_in_executor(self._hasher, hashing)
+            keys = await asyncio.get_running_loop().run_in_executor(self._hasher, make_keys)
         return dict(zip(items_by_index, keys, strict=True))
 
     def _take_from_memory(self, request: _Request) -> int:
-        """Takes what this process has into the request's outcomes, and returns how many items."""
+        """Adds the vectors in this process's cache to the request's outcomes; returns the number of
+        items that have one.
+        """
         if self._memory is None:
             return 0
         for key in request.keys.values():
@@ -137,29 +139,32 @@ class CachedPipeline:
         self._metrics.cache_looked_up("memory", "miss", len(request.keys) - num)
         return num
 
-    async def _lead(self, mine: dict[bytes, int], request: _Request) -> None:
-        """Finds or computes these keys; other requests that want one of them wait only for it."""
+    async def _find_or_compute(self, indices: dict[bytes, int], request: _Request) -> None:
+        """Finds keys in Redis or computes their vectors; other requests for a key wait for it.
+
+        indices: index of an item for each key.
+        """
         loop = asyncio.get_running_loop()
         futures: dict[bytes, asyncio.Future[_Outcome | None]] = {
-            key: loop.create_future() for key in mine
+            key: loop.create_future() for key in indices
         }
-        self._under_way |= futures
+        self._in_flight |= futures
         try:
             if self._redis is not None:
                 with time_stage("cache"):
-                    await self._find(self._redis, list(mine))
-            if missing := {key: index for key, index in mine.items() if not futures[key].done()}:
+                    await self._find(self._redis, list(indices))
+            if missing := {key: index for key, index in indices.items() if not futures[key].done()}:
                 await self._compute(missing, request)
         finally:
             for key, future in futures.items():
-                del self._under_way[key]
+                del self._in_flight[key]
                 if not future.done():
-                    future.set_result(None)  # this request has failed; its waiters go on alone
+                    future.set_result(None)  # this request failed; requests that wait will compute
         await _join(futures, request)
 
     async def _find(self, redis: "RedisCache", keys: list[bytes]) -> None:
-        for start in range(0, len(keys), _LOOKED_UP_TOGETHER):
-            packed_by_key = await redis.find(keys[start : start + _LOOKED_UP_TOGETHER])
+        for start in range(0, len(keys), _MAX_LOOKUP_KEYS):
+            packed_by_key = await redis.find(keys[start : start + _MAX_LOOKUP_KEYS])
             for key, packed in packed_by_key.items():
                 self._settle(key, packed)
 
@@ -192,7 +197,7 @@ class CachedPipeline:
             and self._vectors.is_sound(outcome)
         ):
             self._memory.put(key, outcome)
-        future = self._under_way.get(key)
+        future = self._in_flight.get(key)
         if future is not None and not future.done():
             future.set_result(outcome)
 
@@ -206,7 +211,7 @@ class CachedPipeline:
             for index, outcome in enumerate(outcomes)
             if isinstance(outcome, Rejection)
         }
-        for index in errors.keys() - request.computed:  # the pipeline has counted what it computed
+        for index in errors.keys() - request.computed:  # the pipeline counted rejections itself
             self._metrics.count_rejected(errors[index].reason)
         rows = [index for index in range(len(outcomes)) if index not in errors]
         vectors = [
@@ -222,7 +227,7 @@ class CachedPipeline:
 async def _join(
     futures: Mapping[bytes, "asyncio.Future[_Outcome | None]"], request: _Request
 ) -> None:
-    """Takes over the outcomes that other requests find; one that fails gives nothing."""
+    """Adds the outcomes of other requests, when they are done; a failed request has none."""
     if futures:
         await asyncio.wait(futures.values())
     for key, future in futures.items():
@@ -233,7 +238,7 @@ async def _join(
 
 @dataclass(frozen=True)
 class TowerCache:
-    """The open caches of one model, which its towers share: each has keys of its own."""
+    """The open caches of one model, which its towers share with separate keys."""
 
     vectors: VectorFormat
     memory: MemoryCache | None
@@ -257,10 +262,10 @@ class TowerCache:
 async def open_cache(
     settings: Settings, encoder: ServedTower, metrics: Metrics, memory: MemoryCache | None
 ) -> AsyncIterator[TowerCache | None]:
-    """Opens `memory` and the Redis of `settings`; None without both.
+    """Opens a cache in `memory` and in the Redis of `settings`; None without either.
 
-    Raises ConfigInvalid where the package for Redis is missing or its URL is malformed. A Redis
-    that does not answer raises nothing.
+    Raises ConfigInvalid if the package for Redis is missing or its URL is malformed. An unreachable
+    Redis is not an error.
     """
     cache = settings.cache
     use_redis = settings.redis_url is not None and cache.ttl_s > 0

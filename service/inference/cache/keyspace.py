@@ -1,4 +1,4 @@
-"""The keys of cached embeddings, made of everything that an embedding depends on."""
+"""Makes the keys of cached embeddings from everything that an embedding depends on."""
 
 import hashlib
 import json
@@ -13,28 +13,27 @@ from mlcd.service.inference.served import ServedEncoder, ServedTextEncoder, Serv
 from mlcd.types import Fingerprint
 
 _DECODERS: Final = ("mlcd", "pillow", "simplejpeg")
-_NAME: Final = "mlcd:vector:1"  # the prefix of our keys in Redis, with the version of the layout
+_NAME: Final = "mlcd:vector:1"  # prefix of keys in Redis, with the version of the layout
 
 
 class KeySpace:
     """The keys of one tower of a served model.
 
-    They depend on everything that an embedding depends on. Two towers or models that differ in any
-    of it share no key.
+    Two towers or models share no key if they differ in anything that an embedding depends on.
     """
 
-    def __init__(self, described: Mapping[str, object]) -> None:
-        self._digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).digest()
+    def __init__(self, description: Mapping[str, object]) -> None:
+        self._digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).digest()
 
     @classmethod
     def of_images(
         cls, encoder: ServedEncoder, vectors: VectorFormat, limits: DecodeLimits
     ) -> "KeySpace":
-        """Returns the keys of images.
+        """Returns the key space of images.
 
-        They depend on the fingerprint, preprocessing (with EXIF and decode mode), engine,
-        precision, format of the vectors, limits of images, and the versions of the packages that
-        decode and compute.
+        It depends on the fingerprint, preprocessing (with EXIF and decode mode), engine, precision,
+        format of the vectors, limits of images, and versions of the packages that decode and
+        compute.
         """
         return cls(
             {
@@ -46,18 +45,18 @@ class KeySpace:
 
     @classmethod
     def of_texts(cls, encoder: ServedTextEncoder, vectors: VectorFormat) -> "KeySpace":
-        """Returns the keys of token ids: two texts with the same ids have one key."""
+        """Returns the key space of texts, by token ids: texts with equal ids share a key."""
         return cls({**_describe_space(encoder, vectors, ("mlcd",)), "tower": "texts"})
 
     def keys(self, items: Iterable[bytes]) -> list[bytes]:
-        """Returns the SHA-256 over the key space and each item's bytes, 32 bytes each."""
+        """Returns a key of 32 bytes per item: the SHA-256 of the key space and the item's bytes."""
         return [
             hashlib.sha256(self._digest + hashlib.sha256(item).digest()).digest() for item in items
         ]
 
 
 def redis_prefix(fingerprint: Fingerprint) -> str:
-    """Returns the prefix that all names of one model share, so that an operator can find them."""
+    """Returns the prefix of all names of one model, by which an operator can find them."""
     return f"{_NAME}:{fingerprint[:12]}:"
 
 
@@ -74,9 +73,9 @@ def _describe_space(
 
 
 def _version(package: str) -> str | None:
-    """Returns the version of a package, None where it is not installed or no package.
+    """Returns the version of a package; None if it is not installed.
 
-    Engines have the names of their packages.
+    An engine usually has the name of its package; None for engines without a package.
     """
     try:
         return version(package)

@@ -1,17 +1,17 @@
-"""The cache in this process, which drops the least recently used vectors first."""
+"""The cache in this process, which evicts the least recently used vectors."""
 
 from collections import OrderedDict
 from typing import Final
 
 from mlcd.service.telemetry.metrics import Metrics
 
-# Bytes beside the vector's own: its key, two object headers and its slot in the table (measured:
-# 173 to 212).
+# Bytes per entry in addition to the vector: key, two object headers and the slot in the table
+# (measured: 173 to 212).
 _ENTRY_BYTES: Final = 256
 
 
 class MemoryCache:
-    """A cache of at most `max_bytes`, with keys and bookkeeping; with 0 it keeps nothing.
+    """A cache of at most `max_bytes`, including keys and bookkeeping; 0 disables it.
 
     Use it from one event loop.
     """

@@ -1,4 +1,4 @@
-"""A circuit breaker: it keeps requests away from a store that does not answer, until it does."""
+"""A circuit breaker for the cache's Redis: while Redis does not answer, requests skip it."""
 
 import asyncio
 import contextlib
@@ -12,25 +12,23 @@ from mlcd.backoff import Backoff
 from mlcd.service.timings import CACHE_MAX_PAUSE_S, CACHE_PAUSE_S, CACHE_STEADY_S
 
 _log = logging.getLogger("mlcd.service")
-# Failures in a row that open the circuit: one alone says little, and each costs a request its
-# timeout.
+# Consecutive failures that open the circuit: a single failure says little, but each failure costs a
+# request its timeout.
 _MAX_FAILURES: Final = 3
 
 
 class RedisCircuit:
-    """The state of Redis: closed while it answers. While open, only a task of our own asks it.
+    """The state of Redis: closed while it answers. While open, only a recovery task sends requests.
 
-    The circuit of an engine (`mlcd.encoders.circuit`) is another kind: requests fail without an
-    engine, so it is watched all the time, and waiting requests get the reason why it is open.
+    The circuit of an engine (`mlcd.encoders.circuit`) differs: requests fail without an engine, so
+    the engine is always watched, and waiting requests get the reason for an open circuit.
     """
 
     def __init__(
         self, answers: Callable[[], Awaitable[bool]], on_change: Callable[[bool], None]
     ) -> None:
-        """Takes the callbacks.
-
-        answers: asks, within its own time limit, whether the store answers. on_change: is called
-        with True when the circuit closes and with False when it opens.
+        """answers: tells, within its own timeout, whether Redis answers. on_change: called with
+        True when the circuit closes and with False when it opens.
         """
         self._answers, self._on_change = answers, on_change
         self._failures = 0
@@ -55,7 +53,7 @@ class RedisCircuit:
             return
         if time.monotonic() - self._closed_at > CACHE_STEADY_S:
             self._backoff.reset()
-        _log.warning("the cache's Redis %s: served without it until that is over", reason)
+        _log.warning("the cache's Redis %s: serving without it until it recovers", reason)
         self._on_change(False)
         self._recovery = asyncio.create_task(
             self._recover(), name="cache-recovery", context=Context()

@@ -1,4 +1,4 @@
-"""The bytes of cached vectors, which are read back only if they are what was written."""
+"""The stored bytes of cached vectors, with a checksum that detects changed bytes."""
 
 import struct
 import zlib
@@ -13,7 +13,7 @@ from mlcd.types import unit_rows
 VectorType = Literal["float32", "float16"]
 
 _SEAL: Final = struct.Struct("<32sI")
-_UNIT_TOLERANCE: Final = 1e-3  # of the norm; rounding to float16 alone makes 2**-11
+_UNIT_TOLERANCE: Final = 1e-3  # of the norm; rounding to float16 changes it by up to 2**-11
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class VectorFormat:
         return vector.astype(self._stored).tobytes()
 
     def unpack(self, packed: bytes) -> NDArray[np.float32]:
-        """Returns a vector [D] of unit norm.
+        """Returns a vector [D] of unit norm: from float32 the exact vector, from float16 the
+        rounded vector, normalized again.
 
-        From float32 it is the vector itself, from float16 the rounded one, normalized again.
-        Squares of float16 numbers add up to at most 1 without rounding in float64, in any order, so
-        every machine gets the same bits.
+        Every machine gets the same bits: in float64, the squares of float16 numbers add up to 1
+        without rounding, in any order.
         """
         stored = np.frombuffer(packed, self._stored)
         return (
@@ -46,11 +46,11 @@ class VectorFormat:
         )
 
     def seal(self, key: bytes, packed: bytes) -> bytes:
-        """Puts the key and a checksum in front, for a store that others can write to."""
+        """Prepends the key and a checksum, for a store that other programs can write to."""
         return _SEAL.pack(key, zlib.crc32(packed)) + packed
 
     def unseal(self, key: bytes, sealed: object) -> bytes | None:
-        """Returns what was sealed under this key; None for any other or damaged content."""
+        """Returns the packed vector of `seal`; None for another key or damaged content."""
         if (
             not isinstance(sealed, bytes)
             or len(sealed) != _SEAL.size + self._stored.itemsize * self.dimension
@@ -65,11 +65,10 @@ class VectorFormat:
         )
 
     def is_sound(self, packed: bytes) -> bool:
-        """Tells whether a vector is finite and of unit norm.
-
-        The results of a faulty engine must not outlive the fault.
+        """Tells whether a vector is finite and of unit norm, so that wrong results of a faulty
+        engine are not cached.
         """
-        with np.errstate(over="ignore", invalid="ignore"):  # a foreign vector may hold anything
+        with np.errstate(over="ignore", invalid="ignore"):  # stored bytes may be anything
             norm = np.linalg.norm(np.frombuffer(packed, self._stored).astype(np.float64))
         return bool(abs(norm - 1) < _UNIT_TOLERANCE)  # false for NaN and infinity
 

@@ -1,6 +1,6 @@
-"""The encoder of a process that serves nobody, as the `Encoder` protocol: its calls block.
+"""Opens an encoder with blocking calls (the `Encoder` protocol), for processes without a server.
 
-It computes in this process; or it is Triton's asynchronous encoder, in an event loop of its own.
+It computes in this process, or is Triton's asynchronous encoder in a separate event loop.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from mlcd.types import Embeddings, ImageBatch
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.triton import TritonEncoder
 
-IN_FLIGHT: Final = 3  # batches: one that runs, one that waits there, one on its way
-# The share of MLCD_JOBS__STALL_S for which a batch gives way to the requests that fill Triton's
-# queue. That is no hang.
+IN_FLIGHT: Final = 3  # batches: one is running, one is waiting in Triton, one is being sent
+# The fraction of MLCD_JOBS__STALL_S for which a batch waits while requests fill Triton's queue,
+# before it counts as failed.
 _BUSY_SHARE: Final = 0.5
 
 
@@ -32,9 +32,9 @@ _BUSY_SHARE: Final = 0.5
 def open_blocking_encoder(
     settings: Settings, folder: str, *, num_threads: int
 ) -> Iterator[Encoder]:
-    """Opens the model at `folder`; with Triton, the one that the settings name.
+    """Opens the model at `folder`; with Triton, the model of the settings.
 
-    Raises what opening the model raises.
+    Raises the errors of opening the model.
     """
     if settings.engine == "triton":
         with _open_triton_batches(settings) as batches:
@@ -48,17 +48,17 @@ def open_blocking_encoder(
 
 @contextmanager
 def _open_triton_batches(settings: Settings) -> Iterator["TritonBatches"]:
-    """Opens Triton's encoder in an event loop of its own. Raises as `open_triton_engine`."""
+    """Opens Triton's encoder in a new event loop. Raises the errors of `open_triton_engine`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="triton", daemon=True)
     thread.start()
 
     engine = open_triton_engine(settings)
     try:
-        opened = asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
+        triton = asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
         try:
             busy_s = _BUSY_SHARE * settings.jobs.stall_s
-            encoder = cast("TritonEncoder", opened.encoder)  # that of images
+            encoder = cast("TritonEncoder", triton.encoder)  # the image encoder
             yield TritonBatches(encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s)
         finally:
             asyncio.run_coroutine_threadsafe(engine.__aexit__(None, None, None), loop).result()
@@ -69,7 +69,7 @@ def _open_triton_batches(settings: Settings) -> Iterator["TritonBatches"]:
 
 
 class TritonBatches:
-    """The `Encoder` protocol over a model in Triton. Several threads may each have a batch."""
+    """The `Encoder` protocol over a model in Triton. Several threads may call it concurrently."""
 
     engine = "triton"
 
@@ -91,16 +91,16 @@ class TritonBatches:
         self._busy_s = busy_s
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        """Encodes as `TritonEncoder.encode`; waits for its turn where Triton's queue is full."""
-        until_s = time.monotonic() + self._busy_s
+        """Encodes like `TritonEncoder.encode`; retries while Triton's queue is full, for busy_s."""
+        give_up_at = time.monotonic() + self._busy_s
         while True:
             request = self._encoder.encode(images, timeout_s=self._timeout_s)
             try:
                 return asyncio.run_coroutine_threadsafe(request, self._loop).result()
             except Overloaded:
-                if time.monotonic() > until_s:
+                if time.monotonic() > give_up_at:
                     raise
                 time.sleep(TRITON_BUSY_PAUSE_S)
 
     def close(self) -> None:
-        """Whoever opened the connection closes it."""
+        """Does nothing: `open_blocking_encoder` closes the connection."""

@@ -1,8 +1,8 @@
-"""Encoders of fixed latency for load tests of the queues in front of them. They compute nothing.
+"""Fake encoders with a fixed latency, for load tests of the queues before an engine.
 
-They are opened only by engine `fake` together with a model `fake:…`: no single mistake in a setting
-opens them. Every answer and /v1/info carry their name and engine. With the option text=true the
-model has a tower of texts, which knows the names of some colors.
+They need both the engine `fake` and a model `fake:…`, so that no single wrong setting opens them.
+Every response and /v1/info contain their name and engine. With the option text=true the model has a
+text tower, which knows the names of some colors.
 """
 
 import hashlib
@@ -36,29 +36,29 @@ _COLORS: Final = {
     "white": (255, 255, 255),
     "yellow": (255, 255, 0),
 }
-_SCALE: Final = 100.0  # of the calibration; CLIP's models have learned this number
+_SCALE: Final = 100.0  # the calibration's factor of cosines, as learned by CLIP's models
 
 
 class _Behavior(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    latency_ms: float = Field(default=20.0, ge=0)  # of a batch, whatever its size
+    latency_ms: float = Field(default=20.0, ge=0)  # per batch of any size
     crop: int = Field(default=32, ge=1)
     dimension: int = Field(default=8, ge=3)
-    sick_s: float = Field(default=0.0, ge=0)  # how long inferences fail after a white image
+    sick_s: float = Field(default=0.0, ge=0)  # seconds of failing inferences after a white image
     text: bool = False
-    text_latency_ms: float | None = Field(default=None, ge=0)  # that of images, where it is unset
-    bias: float | None = None  # of the calibration: one judges each pair alone, as SigLIP does
+    text_latency_ms: float | None = Field(default=None, ge=0)  # None: same as latency_ms
+    bias: float | None = None  # the calibration's bias, as in SigLIP
 
 
 class FakeEncoder:
-    """An `Encoder` whose embeddings begin with the image's mean color."""
+    """An `Encoder` whose embeddings start with the image's mean color."""
 
     engine, precision = "fake", "fp32"
 
     def __init__(self, spec: str) -> None:
-        """Reads `fake:` and name=value pairs, as in fake:latency_ms=50,dimension=8."""
-        self._behavior = _read(spec)
+        """spec: `fake:` and name=value pairs, such as fake:latency_ms=50,dimension=8."""
+        self._behavior = _parse(spec)
         self.name = spec
         self.dimension = self._behavior.dimension
         self.fingerprint = hashlib.sha256(spec.encode()).hexdigest()
@@ -71,27 +71,27 @@ class FakeEncoder:
         if (colors.min(axis=1) > _WHITE).any():
             self._sick_until = time.monotonic() + self._behavior.sick_s
         if time.monotonic() < self._sick_until:
-            raise RuntimeError("the fake engine is told to fail")
+            raise RuntimeError("the fake engine fails after a white image")
         return _rows(colors, self.dimension)
 
     def close(self) -> None: ...
 
 
 class FakeTextEncoder:
-    """A `TextEncoder` that puts a text beside the images of the colors that it names.
+    """A `TextEncoder` that embeds a text like an image of the colors that it names.
 
-    A text without the name of a color has a color of its own.
+    A text without the name of a color is embedded like a color from a hash of the text.
     """
 
     engine, precision = "fake", "fp32"
 
     def __init__(self, spec: str) -> None:
-        """Reads what `FakeEncoder` reads. Raises NoTextTower without the option text=true."""
+        """spec: see `FakeEncoder`. Raises NoTextTower without the option text=true."""
         images = FakeEncoder(spec)
         tokenizer = fake_tokenizer(spec)
         if tokenizer is None:
             raise NoTextTower(spec)
-        behavior = _read(spec)
+        behavior = _parse(spec)
         latency_ms = behavior.text_latency_ms
         self.name, self.fingerprint, self.dimension = spec, images.fingerprint, images.dimension
         self.tokenizer = tokenizer
@@ -100,16 +100,16 @@ class FakeTextEncoder:
 
     def encode(self, ids: TokenBatch) -> Embeddings:
         time.sleep(self._latency_s)
-        return _rows(np.stack([_color_of(row) for row in ids]), self.dimension)
+        return _rows(np.stack([_find_color(row) for row in ids]), self.dimension)
 
     def close(self) -> None: ...
 
 
 def fake_tokenizer(spec: str) -> Tokenizer | None:
-    """Returns the tokenizer of a fake model; None without a tower of texts."""
-    if not _read(spec).text:
+    """Returns the tokenizer of a fake model; None without a text tower."""
+    if not _parse(spec).text:
         return None
-    letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()), 1)}
+    letters = {letter: token_id for token_id, letter in enumerate(sorted(ByteLevel.alphabet()), 1)}
     backend = Backend(BPE(vocab={_PADDING: 0, **letters}, merges=[]))
     backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
     backend.add_tokens([AddedToken(name, single_word=True) for name in _COLORS])
@@ -118,12 +118,14 @@ def fake_tokenizer(spec: str) -> Tokenizer | None:
     return Tokenizer(backend, {}, _CONTEXT_LENGTH)
 
 
-def _color_of(ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    first = 1 + len(ByteLevel.alphabet())
+def _find_color(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    first_color_id = 1 + len(ByteLevel.alphabet())
     colors = list(_COLORS.values())
-    named_colors = [colors[number - first] for number in ids if number >= first]
-    own = [*hashlib.sha256(ids.tobytes()).digest()[:3]]
-    color: NDArray[np.float32] = np.asarray(named_colors or [own], np.float32).mean(axis=0)
+    named_colors = [
+        colors[token_id - first_color_id] for token_id in ids if token_id >= first_color_id
+    ]
+    hashed_color = [*hashlib.sha256(ids.tobytes()).digest()[:3]]
+    color: NDArray[np.float32] = np.asarray(named_colors or [hashed_color], np.float32).mean(axis=0)
     return color
 
 
@@ -133,7 +135,7 @@ def _rows(colors: NDArray[np.float32], dimension: int) -> Embeddings:
     return unit_rows(rows)
 
 
-def _read(spec: str) -> _Behavior:
+def _parse(spec: str) -> _Behavior:
     pairs: dict[str, Any] = dict(
         pair.partition("=")[::2] for pair in spec.removeprefix(PREFIX).split(",") if pair
     )
@@ -143,5 +145,5 @@ def _read(spec: str) -> _Behavior:
         name = ".".join(str(part) for part in error.errors()[0]["loc"])
         options = ", ".join(_Behavior.model_fields)
         raise ConfigInvalid(
-            f"{spec}: {name} is not understood", remedy=f"known: {options}"
+            f"{spec}: the option {name} is unknown or has a wrong value", remedy=f"known: {options}"
         ) from error

@@ -1,6 +1,6 @@
-"""An engine's process before its first order; it imports its libraries meanwhile.
+"""Launches an engine's process, which imports its libraries until it gets its order.
 
-This module imports little: a process is launched before a server reads its settings.
+This module imports little, because a server launches a process before it reads its settings.
 """
 
 import os
@@ -17,15 +17,16 @@ from mlcd.child import launch
 class LaunchedEngine:
     """A process that waits for the order to open an encoder.
 
-    descriptor: the memory of its batches. began: by time.perf_counter.
+    descriptor: file descriptor of the shared memory for its batches. launched_at: time of the
+    launch, by time.perf_counter.
     """
 
     process: "subprocess.Popen[bytes]"
     descriptor: int
-    began: float
+    launched_at: float
 
     def dismiss(self) -> None:
-        """Ends the process, which gets no order."""
+        """Ends the process without an order."""
         os.close(self.descriptor)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
@@ -35,11 +36,11 @@ class LaunchedEngine:
 
 
 def launch_engine() -> LaunchedEngine:
-    """Starts a process. It needs no event loop, and ends when the calling thread does."""
-    began, descriptor = time.perf_counter(), os.memfd_create("mlcd-batches")
+    """Starts a process, which ends with the calling thread. Needs no event loop."""
+    launched_at, descriptor = time.perf_counter(), os.memfd_create("mlcd-batches")
     try:
         process = launch("mlcd.service.inference.engine.worker", descriptors=(descriptor,))
     except BaseException:
         os.close(descriptor)
         raise
-    return LaunchedEngine(process, descriptor, began)
+    return LaunchedEngine(process, descriptor, launched_at)

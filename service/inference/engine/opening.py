@@ -1,4 +1,4 @@
-"""The towers of a model by its name, also of the fake one."""
+"""Opens the towers of a model by its name, including fake models."""
 
 from pathlib import Path
 
@@ -12,23 +12,23 @@ from mlcd.service.inference.served import Opening
 
 
 def open_images(opening: Opening) -> Encoder:
-    """Opens the tower of images. Raises what `mlcd.encoders.open_encoder` raises."""
+    """Opens the image tower. Raises the errors of `mlcd.encoders.open_encoder`."""
     if opening.spec.startswith(PREFIX):
         return FakeEncoder(opening.spec)
     return open_encoder(opening.spec, opening.encoder)
 
 
 def open_texts(opening: Opening) -> TextEncoder:
-    """Opens the tower of texts. Raises what `mlcd.encoders.open_text_encoder` raises."""
+    """Opens the text tower. Raises the errors of `mlcd.encoders.open_text_encoder`."""
     if opening.spec.startswith(PREFIX):
         return FakeTextEncoder(opening.spec)
     return open_text_encoder(opening.spec, opening.encoder)
 
 
 def find_tokenizer(spec: str) -> Tokenizer | None:
-    """Returns the tokenizer of a model's texts; None where the model embeds images only.
+    """Returns the tokenizer of a model; None if the model embeds only images.
 
-    Raises ArtifactInvalid for one that is damaged.
+    Raises ArtifactInvalid for a damaged tokenizer.
     """
     if spec.startswith(PREFIX):
         return fake_tokenizer(spec)

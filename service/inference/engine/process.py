@@ -1,4 +1,4 @@
-"""One process of the engine, from its start to its end."""
+"""Runs one process of the engine, from its start to its end."""
 
 import asyncio
 import os
@@ -22,38 +22,38 @@ from mlcd.types import Embeddings
 
 @dataclass(frozen=True)
 class Inference:
-    """The result of one batch. rows: [N, D]. seconds: the engine's own time."""
+    """The result of one batch. rows: [N, D]. seconds: time of the computation in the engine."""
 
     rows: Embeddings
     seconds: float
 
 
 class EngineFailed(Unavailable):
-    """The engine raised an error, and its process lives."""
+    """The engine raised an error, and its process is still running."""
 
 
 @dataclass(frozen=True)
 class StartedEngine:
-    """A process that opens its encoder; `EngineProcess.open` waits for it."""
+    """A process that is opening its encoder; `EngineProcess.open` waits for it."""
 
     opening: Opening
     launched: LaunchedEngine
 
     @property
-    def began(self) -> float:
+    def launched_at(self) -> float:
         """The time of the launch, by time.perf_counter."""
-        return self.launched.began
+        return self.launched.launched_at
 
 
 def start_engine(opening: Opening, launched: LaunchedEngine | None = None) -> StartedEngine:
-    """Orders a process to open an encoder. It needs no event loop.
+    """Orders a process to open an encoder. Needs no event loop.
 
-    launched: a process without an order, where there is one already.
+    launched: process without an order; None launches one.
     """
     launched = launched or launch_engine()
     assert launched.process.stdin is not None
     order = {"descriptor": launched.descriptor, "opening": opening.to_dict()}
-    with suppress(BrokenPipeError):  # it has died already, which `EngineProcess.open` reports
+    with suppress(BrokenPipeError):  # the process has died, which `EngineProcess.open` reports
         launched.process.stdin.write(to_line(order))
     return StartedEngine(opening, launched)
 
@@ -67,7 +67,7 @@ class EngineProcess:
     def __init__(self, process: Child, served: ServedTower, slots: Slots) -> None:
         self.served = served
         self.pid = process.pid
-        # Called before any waiter hears of the end: queued items must not go to a dead process.
+        # Called before any waiter gets an error, so that queued items do not go to a dead process.
         self.on_end: Callable[[], None] = lambda: None
         self._process, self._slots = process, slots
         self._free: asyncio.Queue[int] = asyncio.Queue()
@@ -80,9 +80,8 @@ class EngineProcess:
 
     @classmethod
     async def open(cls, started: StartedEngine) -> Self:
-        """Waits until the encoder is open. Raises what opening it raised.
-
-        Raises Unavailable where the process ended without a message.
+        """Waits until the encoder is open. Raises the errors of opening it, and Unavailable if the
+        process ended without a message.
         """
         opening = started.opening
         try:
@@ -108,10 +107,10 @@ class EngineProcess:
         return 0.0 if self._started is None else asyncio.get_running_loop().time() - self._started
 
     async def encode(self, items: Sequence[NDArray[Any]], *, limit_s: float) -> Inference:
-        """Encodes a batch of at most max_batch items, each of the layout that is served.
+        """Encodes a batch of at most max_batch items with the layout `served.item`.
 
-        limit_s: from the start of the batch; the process is killed when a batch takes longer.
-        Raises EngineFailed where the engine raised, Unavailable where the process ended.
+        limit_s: seconds from the start of the batch after which the process is killed. Raises
+        EngineFailed if the engine raised an error, and Unavailable if the process ended.
         """
         slot = await self._free.get()
         if self._reader.done():
@@ -119,20 +118,20 @@ class EngineProcess:
             raise _end_error()
         np.stack(items, out=self._slots.items[slot, : len(items)])
         loop = asyncio.get_running_loop()
-        before, done = self._latest, loop.create_future()
+        previous, done = self._latest, loop.create_future()
         self._running[slot] = self._latest = done
         self._started = self._started or loop.time()
         self._process.send({"slot": slot, "num": len(items)})
         try:
-            if before is not None:
-                await asyncio.wait([before])
+            if previous is not None:
+                await asyncio.wait([previous])
             async with asyncio.timeout(limit_s):
                 seconds = await done
             return Inference(self._slots.rows[slot, : len(items)].copy(), seconds)
         except TimeoutError:
             self.kill()
             raise Unavailable(
-                f"the engine did not answer within {limit_s:.0f} s and is started again"
+                f"the engine did not answer within {limit_s:.0f} s and is restarting"
             ) from None
         finally:
             self._free.put_nowait(slot)
@@ -142,12 +141,12 @@ class EngineProcess:
         self._process.signal(signal.SIGKILL)
 
     async def wait_for_end(self) -> int:
-        """Waits for the process's end, and returns its exit status, negative for a signal."""
+        """Waits for the process's end and returns its exit status, negative for a signal."""
         await asyncio.wait([self._reader])
         return await self._process.wait()
 
     async def close(self) -> None:
-        """Ends the process, by force where it does not end in ENGINE_END_S."""
+        """Ends the process; kills it after ENGINE_END_S."""
         await self._process.end(patience_s=ENGINE_END_S)
         await self._reader
 
@@ -181,11 +180,11 @@ async def _receive_served(process: Child, opening: Opening) -> ServedTower:
 
 def _end_error() -> Unavailable:
     return Unavailable(
-        "the engine's process ended and is started again", remedy="try again in a moment"
+        "the engine's process ended and is restarting", remedy="try again in a moment"
     )
 
 
 def _fail(done: "asyncio.Future[float]", error: MlcdError) -> None:
     if not done.done():
         done.set_exception(error)
-        done.exception()  # else asyncio warns where nobody waits for it any more
+        done.exception()  # avoids asyncio's warning if nobody waits for it any more

@@ -1,6 +1,6 @@
-"""Batches in memory that two processes share: items go one way, embeddings the other.
+"""Batches in memory that the server and an engine's process share: items and embeddings.
 
-Nothing is copied through a pipe.
+No array is copied through a pipe.
 """
 
 import mmap
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from mlcd.service.inference.served import ItemLayout
 
-NUM_SLOTS: Final = 2  # one batch runs while the next one is ready
-_ALIGNED: Final = 8  # bytes; the widest type of an item
+NUM_SLOTS: Final = 2  # one batch is computed while the next is filled
+_ALIGNMENT: Final = 8  # bytes of the widest type of an item
 
 
 class Slots:
     """The shared arrays.
 
-    items: [NUM_SLOTS, max_batch, *shape of one item]. rows: float32 [NUM_SLOTS, max_batch,
+    items: [NUM_SLOTS, max_batch, *shape of an item]. rows: float32 [NUM_SLOTS, max_batch,
     dimension].
     """
 
@@ -30,11 +30,11 @@ class Slots:
     def __init__(
         self, descriptor: int, *, max_batch: int, item: ItemLayout, dimension: int
     ) -> None:
-        """Maps the file of a descriptor that both processes have; the first one sets its size."""
+        """Maps the file of a descriptor that both processes share; the first sets its size."""
         row_shape = (NUM_SLOTS, max_batch, dimension)
         item_shape = (NUM_SLOTS, max_batch, *item.shape)
-        # Rows come first, so that both are aligned whatever the size of an item.
-        offset = -(-4 * prod(row_shape) // _ALIGNED) * _ALIGNED
+        # Rows come first, so that both arrays are aligned for any size of an item.
+        offset = -(-4 * prod(row_shape) // _ALIGNMENT) * _ALIGNMENT
         size = offset + item.dtype.itemsize * prod(item_shape)
         if os.fstat(descriptor).st_size != size:
             os.ftruncate(descriptor, size)

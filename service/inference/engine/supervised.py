@@ -1,4 +1,4 @@
-"""The supervised engine: a process that dies, hangs or fails repeatedly is replaced."""
+"""Supervises an engine's process, and replaces it if it dies, hangs or fails repeatedly."""
 
 import asyncio
 import contextlib
@@ -31,28 +31,30 @@ from mlcd.service.timings import (
 )
 
 _log = logging.getLogger("mlcd.service")
-# After so many failures in a row the process is replaced: after a fault of a GPU every inference
-# fails until then.
+# Consecutive failures after which the process is replaced: after a GPU fault, every inference of a
+# process fails.
 _MAX_FAILURES: Final = 3
-_PATIENCE: Final = 10  # times the duration at start; a batch or an opening that takes longer hangs
-_OVERDUE: Final = 3  # times the longest batch at start; an inference that takes longer is in doubt
+# A batch or an opening hangs after this times its duration at start.
+_HANG_FACTOR: Final = 10
+# An inference is overdue after this times the largest batch's duration at start.
+_OVERDUE_FACTOR: Final = 3
 
 
 class BatchEngine(Protocol):
-    """The engine as the batcher sees it."""
+    """The part of an engine that the batcher uses."""
 
     async def wait_up(self) -> None: ...
 
     async def encode(self, items: Sequence[NDArray[Any]]) -> Inference:
-        """Encodes at most max_batch items, each of the layout that is served.
+        """Encodes at most max_batch items with the layout of the served tower.
 
-        Raises Unavailable at once where the engine fails or ends.
+        Raises Unavailable as soon as the engine fails or ends.
         """
         ...
 
 
 class SupervisedEngine:
-    """An `Engine` and `BatchEngine` in a process of its own.
+    """An `Engine` and `BatchEngine` in a separate process.
 
     Use it as an async context manager, which opens the first process.
     """
@@ -63,10 +65,8 @@ class SupervisedEngine:
     def __init__(
         self, opening: Opening, *, batch_timeout_s: float, started: StartedEngine | None = None
     ) -> None:
-        """Takes how to open the engine. started: its first process, where there is one already.
-
-        batch_timeout_s: a batch hangs when it takes longer than this and than ten times the largest
-        batch at start.
+        """started: its first process; None starts one. batch_timeout_s: a batch hangs if it takes
+        longer than this and longer than ten times the largest batch at start.
         """
         self._opening, self._batch_timeout_s = opening, batch_timeout_s
         self._started = started
@@ -74,7 +74,7 @@ class SupervisedEngine:
         self._up = asyncio.Event()
         self._open_s = 0.0
         self._failures = 0
-        self._back_at = 0.0
+        self._restart_at = 0.0
         self._metrics: TowerMetrics | None = None
         self.last_success = -np.inf  # by the loop's clock
 
@@ -82,7 +82,7 @@ class SupervisedEngine:
         started = self._started or start_engine(self._opening)
         self._process = await EngineProcess.open(started)
         self._process.on_end = self._up.clear
-        self._open_s = time.perf_counter() - started.began
+        self._open_s = time.perf_counter() - started.launched_at
         self.served = self._process.served
         self.last_success = asyncio.get_running_loop().time()
         self._up.set()
@@ -98,7 +98,7 @@ class SupervisedEngine:
             await self._process.close()
 
     def observe(self, metrics: TowerMetrics) -> None:
-        """Connects the engine's health to `metrics`, which also count restarts."""
+        """Reports the engine's health and restarts in `metrics`."""
         self._metrics = metrics
         metrics.engine_up(lambda: self.up)
 
@@ -117,8 +117,8 @@ class SupervisedEngine:
 
     @property
     def overdue_s(self) -> float:
-        """The seconds after which a running inference is in doubt."""
-        return max(ENGINE_OVERDUE_S, _OVERDUE * self.served.longest_s)
+        """The seconds after which a running inference may be hanging."""
+        return max(ENGINE_OVERDUE_S, _OVERDUE_FACTOR * self.served.longest_s)
 
     @property
     def overdue(self) -> bool:
@@ -127,7 +127,7 @@ class SupervisedEngine:
     @property
     def back_in_s(self) -> float:
         """The approximate seconds until an engine that is down is up again."""
-        return max(0.0, self._back_at - asyncio.get_running_loop().time()) + self._open_s
+        return max(0.0, self._restart_at - asyncio.get_running_loop().time()) + self._open_s
 
     async def wait_up(self) -> None:
         await self._up.wait()
@@ -136,15 +136,13 @@ class SupervisedEngine:
         process = self._process
         if process is None or not self.up:
             raise down()
-        limit_s = max(self._batch_timeout_s, _PATIENCE * self.served.longest_s)
+        limit_s = max(self._batch_timeout_s, _HANG_FACTOR * self.served.longest_s)
         try:
             inference = await process.encode(items, limit_s=limit_s)
         except EngineFailed:
             self._failures += 1
             if self._failures % _MAX_FAILURES == 0:
-                _log.error(
-                    "the engine failed %d times in a row and is started again", _MAX_FAILURES
-                )
+                _log.error("the engine failed %d times in a row and is restarting", _MAX_FAILURES)
                 process.kill()
             raise
         except Unavailable:
@@ -159,12 +157,12 @@ class SupervisedEngine:
         backoff = Backoff(ENGINE_BACKOFF_S, ENGINE_MAX_BACKOFF_S, at_once=True)
         while True:
             assert self._process is not None
-            born = loop.time()
+            started_at = loop.time()
             status = await self._process.wait_for_end()
             self._up.clear()
             await self._process.close()
             self._process = None
-            if loop.time() - born > ENGINE_STEADY_S:
+            if loop.time() - started_at > ENGINE_STEADY_S:
                 backoff.reset()
             pause_s = backoff.next_s()
             _log.error(
@@ -181,10 +179,10 @@ class SupervisedEngine:
             self._up.set()
 
     async def _reopen(self, pause_s: float) -> bool:
-        self._back_at = asyncio.get_running_loop().time() + pause_s
+        self._restart_at = asyncio.get_running_loop().time() + pause_s
         await asyncio.sleep(pause_s)
         try:
-            async with asyncio.timeout(max(ENGINE_OPEN_S, _PATIENCE * self._open_s)):
+            async with asyncio.timeout(max(ENGINE_OPEN_S, _HANG_FACTOR * self._open_s)):
                 process = await EngineProcess.open(start_engine(self._opening))
             if process.served.fingerprint != self.served.fingerprint:
                 await process.close()

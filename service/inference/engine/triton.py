@@ -1,6 +1,7 @@
-"""The engine of a Triton server, which batches by itself.
+"""The engine of a Triton server.
 
-Requests go straight to it, so that only one batcher is between a request and the model.
+Triton batches requests itself, so every item is sent as a separate request, without a second
+batcher.
 """
 
 import asyncio
@@ -33,10 +34,10 @@ _log = logging.getLogger("mlcd.service")
 
 
 class TritonEngine:
-    """An `Engine` (see `mlcd.service.inference.contract`) of images or of texts.
+    """An `Engine` (see `mlcd.service.inference.contract`) for images or texts.
 
-    Its encoder watches Triton's health. labels: the ensemble of the same version, None where Triton
-    has none.
+    Its encoder watches Triton's health. labels: ensemble of the same version, None if Triton has
+    none.
     """
 
     failing = False
@@ -65,9 +66,9 @@ class TritonEngine:
 
     @property
     def last_success(self) -> float:
-        """The present while Triton is up: its encoder watches that inferences end there.
+        """The present time while Triton is up, because the encoder checks that inferences succeed.
 
-        A trial inference of our own might wait for other clients' requests.
+        So readiness sends no trial inference, which might wait for other clients' requests.
         """
         return asyncio.get_running_loop().time() if self.up else float(self.encoder.last_success)
 
@@ -75,10 +76,10 @@ class TritonEngine:
         metrics.engine_up(lambda: self.up)
 
     async def load_beside(self, version: int | None) -> int:
-        """Has Triton load another version of the model beside this one, and returns its number.
+        """Makes Triton load another version of the model beside this one, and returns its number.
 
-        version: None is the newest. Raises what `mlcd.encoders.triton_versions.load_version`
-        raises.
+        version: None selects the newest. Raises the errors of
+        `mlcd.encoders.triton_versions.load_version`.
         """
         from mlcd.encoders.triton_versions import load_version
 
@@ -87,7 +88,7 @@ class TritonEngine:
         )
 
     async def unload_others(self) -> None:
-        """Has Triton unload the model's other versions."""
+        """Makes Triton unload the model's other versions."""
         from mlcd.encoders.triton_versions import keep_version
 
         await keep_version(
@@ -99,9 +100,9 @@ class Direct:
     """A `mlcd.service.inference.contract.Dispatcher` that sends every item as one request."""
 
     def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: TowerMetrics) -> None:
-        """Takes the engine. timeout_s: the time limit of an item without a deadline."""
+        """timeout_s: time limit of an item, even if its deadline is later."""
         self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
-        self._labels, self._labels_back = engine.labels, -np.inf
+        self._labels, self._labels_retry_at = engine.labels, -np.inf
 
     def announce(self) -> AbstractContextManager[None]:
         """Does nothing: Triton does not wait for announced items."""
@@ -110,15 +111,15 @@ class Direct:
     async def encode(
         self, item: NDArray[Any], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """Encodes one item; the time in Triton's queue is a part of inference_s."""
-        del request  # Triton takes turns by arrival
-        left_s = min(self._timeout_s, deadline - asyncio.get_running_loop().time())
+        """Encodes one item; inference_s includes the time in Triton's queue."""
+        del request  # Triton serves items in the order of arrival
+        timeout_s = min(self._timeout_s, deadline - asyncio.get_running_loop().time())
         record = current_request()
         trace = None if record is None else record.trace_headers.get("traceparent")
         started = time.perf_counter()
-        row = await self._encode_with_labels(item, left_s, trace)
+        row = await self._encode_with_labels(item, timeout_s, trace)
         if row is None:
-            rows = await self._encoder.encode(item[None], timeout_s=left_s, traceparent=trace)
+            rows = await self._encoder.encode(item[None], timeout_s=timeout_s, traceparent=trace)
             row = rows[0]
         seconds = time.perf_counter() - started
         self._metrics.observe_inference(seconds)
@@ -127,8 +128,8 @@ class Direct:
     async def _encode_with_labels(
         self, item: NDArray[Any], timeout_s: float, trace: str | None
     ) -> NDArray[np.float32] | None:
-        """Returns the embedding with which Triton found the labels that the request wants, and
-        keeps these for it; None where Triton does not have them.
+        """Embeds and labels an item in one call, if the request needs labels and Triton has them,
+        and stores the labels for the request; otherwise returns None.
         """
         request_labels = self._find_request_labels(timeout_s)
         if request_labels is None or self._labels is None:
@@ -138,9 +139,9 @@ class Direct:
         except (Overloaded, DeadlineExceeded):
             raise
         except Unavailable as error:
-            # the model itself may be well: its own request tells
-            self._labels_back = asyncio.get_running_loop().time() + TRITON_LABELS_S
-            _log.warning("Triton gives no labels, which are found here: %s", error)
+            # the model itself may still work, which the caller's next request will show
+            self._labels_retry_at = asyncio.get_running_loop().time() + TRITON_LABELS_S
+            _log.warning("Triton's labels failed, so this server finds them: %s", error)
             return None
         request_labels.add(labels.embeddings[0], labels.ids[0], labels.similarities[0])
         row: NDArray[np.float32] = labels.embeddings[0]
@@ -150,9 +151,9 @@ class Direct:
         request_labels = find_requested_labels()
         if request_labels is None or self._labels is None or timeout_s <= 0 or not self._encoder.up:
             return None
-        is_back = asyncio.get_running_loop().time() >= self._labels_back
+        may_try = asyncio.get_running_loop().time() >= self._labels_retry_at
         return (
-            request_labels if is_back and request_labels.centers == self._labels.centers else None
+            request_labels if may_try and request_labels.centers == self._labels.centers else None
         )
 
 
@@ -162,16 +163,16 @@ async def open_triton_engine(
 ) -> AsyncIterator[TritonEngine]:
     """Opens the model MLCD_MODEL of the server at MLCD_TRITON__URL, and checks that it embeds.
 
-    version: replaces MLCD_TRITON__VERSION. Raises ConfigInvalid where the package is missing or
-    where the settings ask for another preprocessing than the model's, and what
-    `mlcd.encoders.triton.open_triton` raises.
+    version: replaces MLCD_TRITON__VERSION. Raises ConfigInvalid if the package is missing or the
+    settings contradict the model's preprocessing, and the errors of
+    `mlcd.encoders.triton.open_triton`.
     """
     try:
         from mlcd.encoders.labeled_ensemble import open_labels
         from mlcd.encoders.triton import open_triton
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "engine triton needs a package", remedy=install_command("triton")
+            "engine triton needs the package tritonclient", remedy=install_command("triton")
         ) from error
     assert settings.triton.url is not None
     encoder = await open_triton(
@@ -186,10 +187,10 @@ async def open_triton_engine(
                     f"MLCD_{name.upper()}={setting}, but Triton's model prepares images otherwise",
                     remedy="export the model with that preprocessing",
                 )
-        # Triton makes the batches; only the duration of requests is known here.
-        took_s = encoder.slowest_s
+        # Triton batches, so only the duration of requests is known here.
+        request_s = encoder.slowest_s
         served = ServedEncoder.of(
-            encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s
+            encoder, max_batch=encoder.max_batch, shortest_s=request_s, longest_s=request_s
         )
         labels = await open_labels(encoder.url, encoder.name, encoder.version, encoder.fingerprint)
         yield TritonEngine(encoder, served, labels)
@@ -203,10 +204,10 @@ async def open_triton_engine(
 async def open_triton_texts(
     settings: Settings, images: TritonEngine
 ) -> AsyncIterator[tuple[TritonEngine, Tokenizer]]:
-    """Opens the tower of texts of the same version, with the tokenizer at MLCD_TRITON__TEXT.
+    """Opens the text tower of the same version, with the tokenizer at MLCD_TRITON__TEXT.
 
-    Raises ConfigInvalid where it is that of another model, and what
-    `mlcd.encoders.triton.open_triton_text` raises.
+    Raises ConfigInvalid if the text tower belongs to another model, and the errors of
+    `mlcd.encoders.triton.open_triton_text`.
     """
     from mlcd.encoders.triton import open_triton_text
 
@@ -220,12 +221,13 @@ async def open_triton_texts(
     try:
         if encoder.fingerprint != images.encoder.fingerprint:
             raise ConfigInvalid(
-                f"Triton's model of texts belongs to another model than {settings.model}",
+                f"Triton's text tower must have the fingerprint of {settings.model}, got"
+                f" {encoder.fingerprint}",
                 remedy="export both towers together",
             )
-        took_s = encoder.slowest_s
+        request_s = encoder.slowest_s
         served = ServedTextEncoder.of(
-            encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s
+            encoder, max_batch=encoder.max_batch, shortest_s=request_s, longest_s=request_s
         )
         yield TritonEngine(encoder, served), encoder.tokenizer
     finally:

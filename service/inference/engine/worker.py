@@ -1,8 +1,7 @@
-"""The engine's own process, which opens an encoder and encodes the batches in shared memory.
+"""The engine's process, which opens an encoder and encodes batches in shared memory.
 
-The server's messages are {"descriptor", "opening"}, then {"slot", "num"} for every batch. The
-engine's are {"served"} once, then {"slot", "seconds"} for every batch, without seconds where the
-batch failed.
+The server sends {"descriptor", "opening"}, then {"slot", "num"} for every batch. The engine sends
+{"served"} once, then {"slot", "seconds"} for every batch, without seconds if the batch failed.
 """
 
 import logging
@@ -56,10 +55,10 @@ def _open_texts(opening: Opening) -> tuple[_Encode, ServedTower]:
 
 
 def _measure_batches(encode: _Encode, largest: NDArray[Any]) -> dict[str, float]:
-    """Times the smallest and the largest batch of a warm encoder, and compiles their kernels.
+    """Measures the smallest and the largest batch of a warm encoder, and compiles their kernels.
 
-    Of a batch that takes longer than ENGINE_TRIAL_S a part is run, from which the time of the whole
-    follows.
+    If the largest batch would take longer than ENGINE_TRIAL_S, measures a smaller batch and
+    extrapolates.
     """
     shortest_s = _seconds(encode, largest[:1])
     num = min(len(largest), max(1, int(ENGINE_TRIAL_S / max(shortest_s, 1e-9))))
@@ -80,7 +79,7 @@ def _encode_batches(encode: _Encode, slots: Slots, server: Parent) -> None:
         try:
             slots.rows[slot, :num] = encode(slots.items[slot, :num])
         except Exception as error:  # noqa: BLE001 - the server must hear of every error
-            # The text may quote what clients sent: the kinds of the error and its cause are enough.
+            # Not the error's text, which may quote clients' data: its type and cause are enough.
             _log.error("the engine failed on %d items: %s", num, kinds(error))
             server.send({"slot": slot})
         else:

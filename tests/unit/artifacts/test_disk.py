@@ -15,7 +15,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.collections.parquet_items import write_parquet
 from mlcd.errors import TooManyOpenFiles
-from mlcd.export.triton import CONFIG_FILE, show
+from mlcd.export.triton import CONFIG_FILE, update_config
 from mlcd.pipelines.index import duplicates
 from mlcd.pipelines.ownership import OWNER, claim
 from mlcd.progress import Reporter
@@ -55,7 +55,7 @@ def triton_config(folder):
         with draft.write(CONFIG_FILE) as path:
             path.write_text("platform: 'x'")
         draft.publish()
-    show(folder / "m")
+    update_config(folder / "m")
     return folder / "m" / CONFIG_FILE, ()
 
 

@@ -51,5 +51,5 @@ def test_another_file_is_refused(tmp_path):
         pa.ipc.new_file(file, table.schema) as writer,
     ):
         writer.write_table(table)
-    with pytest.raises(ArtifactInvalid, match="does not hold examples"):
+    with pytest.raises(ArtifactInvalid, match="must hold examples"):
         Examples.open(tmp_path / EXAMPLES)

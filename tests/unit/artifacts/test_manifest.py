@@ -234,7 +234,7 @@ def test_a_result_for_another_request_is_never_overwritten(tmp_path):
 
 def test_a_directory_that_is_no_artifact_is_left_alone(tmp_path):
     (tmp_path / "out").mkdir()
-    with pytest.raises(Conflict, match="not an artifact"):
+    with pytest.raises(Conflict, match="must be new or an artifact"):
         find_published(tmp_path / "out", REQUEST)
 
 

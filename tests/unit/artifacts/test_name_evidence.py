@@ -63,5 +63,5 @@ def test_evidence_that_is_damaged_or_missing_or_of_other_centers_is_told(centers
     write_centers(tmp_path / "others", np.eye(3, 8), config={"a": 1})
     (tmp_path / "others" / "names").mkdir()
     (tmp_path / "others" / "names" / "0001.json").write_text(whole)
-    with pytest.raises(ArtifactInvalid, match="of other centers"):
+    with pytest.raises(ArtifactInvalid, match="belongs to other centers"):
         read_evidence(open_artifact(tmp_path / "others"), "0001.json")

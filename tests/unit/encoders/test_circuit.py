@@ -132,7 +132,7 @@ def test_without_a_watcher_nothing_is_up(caplog):
     async def story(server, breaker):
         server.fault = ValueError("a bug of ours")
         await until(lambda: breaker.fault)
-        with pytest.raises(Unavailable, match="not watched"):
+        with pytest.raises(Unavailable, match="watcher of the server failed"):
             await ask(breaker, value)
 
     run(story)

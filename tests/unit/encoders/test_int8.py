@@ -60,7 +60,7 @@ def test_a_cpu_without_the_instructions_refuses_it(monkeypatch, journey):
 def test_a_model_without_the_graph_is_refused_with_the_command_that_makes_it(int8, journey):
     with pytest.raises(
         ConfigInvalid,
-        match=r"int8 needs a graph in int8, which .* lacks: make one with `mlcd quantize",
+        match=r"int8 needs an int8 graph, which .* lacks: make one with `mlcd quantize",
     ):
         open_encoder(str(journey / "model"), IN_INT8)
 
@@ -68,9 +68,9 @@ def test_a_model_without_the_graph_is_refused_with_the_command_that_makes_it(int
 @pytest.mark.parametrize(
     ("spec", "options", "said"),
     [
-        ("hog", IN_INT8, "fp32 only"),
+        ("hog", IN_INT8, "needs precision fp32"),
         ("m.onnx", IN_INT8, "use precision fp32 or bf16"),
-        (None, EncoderOptions(precision="int8", engine="torch"), "use engine openvino"),
+        (None, EncoderOptions(precision="int8", engine="torch"), "needs the engine openvino"),
     ],
 )
 def test_what_has_no_int8_is_refused(journey, spec, options, said):
@@ -82,7 +82,7 @@ def test_the_torch_engine_refuses_it_too():
     torch = pytest.importorskip("torch")
     from mlcd.encoders.torch import _check_precision
 
-    with pytest.raises(ConfigInvalid, match="use engine openvino"):
+    with pytest.raises(ConfigInvalid, match="needs the engine openvino"):
         _check_precision("int8", torch.device("cpu"))
 
 

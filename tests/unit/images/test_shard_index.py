@@ -107,7 +107,7 @@ def test_a_file_system_that_tells_nothing_of_changes_is_listed_every_time(tmp_pa
 
 def test_a_source_lists_the_same_from_its_index(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(shard_index, "_WORTH_KEEPING", 3)
+    monkeypatch.setattr(shard_index, "_MIN_INDEXED_IMAGES", 3)
     with tarfile.open(tmp_path / "s.tar", "w") as archive:
         for name in ("a.png", "b.png", "b.jpg", "sub/c.png"):
             for suffix, data in ((name, name.encode()), (f"{name.rsplit('.', 1)[0]}.cls", b"cat")):

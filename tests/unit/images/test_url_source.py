@@ -129,10 +129,10 @@ def test_a_list_and_a_saved_dataset_name_urls_too(tmp_path):
         found = outcomes(source)
         assert list(found) == ["urls/00000001", "urls/00000003", "urls/00000004"]
         assert list(found.values())[:2] == [b"a", b"b"]
-        with pytest.raises(InvalidInput, match="nothing is fetched here: `mlcd embed` and"):
+        with pytest.raises(InvalidInput, match="does not fetch: fetch them with `mlcd embed`"):
             open_source(str(listed))
         listed.write_text(f"{host.url}/a\nb.png\n")
-        with pytest.raises(InvalidInput, match="several kinds of places"):
+        with pytest.raises(InvalidInput, match="only web URLs"):
             open_source(str(listed), urls=options(host))
         write_saved(tmp_path / "saved", [b"", b""], [0, 1], ["cat", "dog"])
         saved = open_source(str(tmp_path / "saved"), urls=options(host, column="image"))
@@ -158,7 +158,7 @@ def test_urls_and_keys_are_the_identity_and_captions_stay(tmp_path):
     ("given", "message"),
     [
         ({"column": "link"}, "lacks the column link: give one of url, size"),
-        ({"column": "size"}, "must hold texts: give the one that holds URLs"),
+        ({"column": "size"}, "must hold texts: give the column of URLs"),
     ],
 )
 def test_a_wrong_column_is_told(tmp_path, given, message):

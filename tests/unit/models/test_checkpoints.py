@@ -496,16 +496,16 @@ def edit_preprocessing(**changes):
         (break_missing, ArtifactInvalid, "encoder.layers.1.mlp.fc2.bias is missing"),
         (break_half_of_qkv, ArtifactInvalid, "layers.1.self_attn.v_proj.bias is missing"),
         (break_unknown, ArtifactInvalid, "extra.weight .* does not belong to a"),
-        (break_shape, ArtifactInvalid, r"encoder.layers.0.mlp.fc1.bias .* is \[64\], not \[65\]"),
-        (break_nan, ArtifactInvalid, "class_embedding .* is not finite"),
+        (break_shape, ArtifactInvalid, r"encoder.layers.0.mlp.fc1.bias .* \[65\], got \[64\]"),
+        (break_nan, ArtifactInvalid, "class_embedding .* must be finite"),
         (cut, ArtifactInvalid, "model.safetensors cannot be read"),
-        (edit_config(hidden_act="relu"), ConfigInvalid, "hidden_act is 'relu'"),
-        (edit_config(model_type="blip"), ConfigInvalid, "'blip' model"),
-        (edit_config(model_type="siglip"), ConfigInvalid, "model without a projection"),
-        (edit_config(hidden_size="wide"), ConfigInvalid, "hidden_size is 'wide'"),
-        (edit_config(num_channels=1), ConfigInvalid, "num_channels is 1"),
-        (edit_config(image_size=[16, 24]), ConfigInvalid, "only squares"),
-        (edit_preprocessing(resample=2), ConfigInvalid, "resample is 2"),
+        (edit_config(hidden_act="relu"), ConfigInvalid, "hidden_act .* got 'relu'"),
+        (edit_config(model_type="blip"), ConfigInvalid, "model_type .* got 'blip'"),
+        (edit_config(model_type="siglip"), ConfigInvalid, "lacks projection_dim"),
+        (edit_config(hidden_size="wide"), ConfigInvalid, "hidden_size .* got 'wide'"),
+        (edit_config(num_channels=1), ConfigInvalid, "num_channels must be 3, got 1"),
+        (edit_config(image_size=[16, 24]), ConfigInvalid, "image_size must be a square"),
+        (edit_preprocessing(resample=2), ConfigInvalid, "resample must be 3, got 2"),
         (edit_preprocessing(image_mean=[0.5]), ConfigInvalid, "image_mean"),
         (edit_preprocessing(do_center_crop=False), ConfigInvalid, "do_center_crop"),
         (edit_preprocessing(crop_size=8, size=8), ConfigInvalid, "--image-size"),
@@ -581,7 +581,7 @@ def test_the_hub_is_asked_only_when_it_is_named(monkeypatch):
         zoo.load("DeepGlint-AI/mlcd-vit-base-patch32-224")
     with pytest.raises(Unavailable, match="cannot be fetched from the hub"):
         zoo.load("hub:DeepGlint-AI/mlcd-vit-base-patch32-224")
-    with pytest.raises(ConfigInvalid, match="a model of the hub is"):
+    with pytest.raises(ConfigInvalid, match="a hub model must be"):
         zoo.load("hub:../etc/passwd")
 
 

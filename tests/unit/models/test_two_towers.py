@@ -458,20 +458,20 @@ def no_file(name):
         ("clip", without("logit_scale"), ArtifactInvalid, "logit_scale is missing"),
         ("clip", without("text_projection.weight"), ArtifactInvalid, "must hold the two towers"),
         ("clip", with_tensor("text_model.extra", 3), ArtifactInvalid, "tensor extra .* does not belong to a text tower"),
-        ("clip", with_config("text_config", hidden_act="relu"), ConfigInvalid, "hidden_act is 'relu'"),
-        ("clip", with_config("text_config", vocab_size=51), ArtifactInvalid, "token_embedding.weight .* is \\[50, 32\\], not \\[51, 32\\]"),
+        ("clip", with_config("text_config", hidden_act="relu"), ConfigInvalid, "hidden_act .* got 'relu'"),
+        ("clip", with_config("text_config", vocab_size=51), ArtifactInvalid, "token_embedding.weight .* \\[51, 32\\], got \\[50, 32\\]"),
         ("clip", with_config("text_config", eos_token_id=[2, 3]), ConfigInvalid, "eos_token_id"),
-        ("clip", with_config(None, model_type="blip"), ConfigInvalid, "'blip' model"),
-        ("clip", no_file("config.json"), ConfigInvalid, "does not say what its towers are"),
-        ("clip", no_file("preprocessor_config.json"), ConfigInvalid, "preprocessing is not stated"),
+        ("clip", with_config(None, model_type="blip"), ConfigInvalid, "model_type .* got 'blip'"),
+        ("clip", no_file("config.json"), ConfigInvalid, "must have a config of its towers"),
+        ("clip", no_file("preprocessor_config.json"), ConfigInvalid, "preprocessing is unknown"),
         ("clip", no_file("tokenizer.json"), ArtifactInvalid, "lacks tokenizer.json"),
         ("siglip", without("vision_model.head.probe"), ArtifactInvalid, "head.probe is missing"),
-        ("siglip", with_config("vision_config", vision_use_head=False), ConfigInvalid, "vision_use_head is False"),
-        ("siglip", with_preprocessing(size={"height": 16, "width": 24}), ConfigInvalid, "only squares"),
-        ("siglip", with_preprocessing(resample=1), ConfigInvalid, "resample is 1"),
+        ("siglip", with_config("vision_config", vision_use_head=False), ConfigInvalid, "vision_use_head must be True, got False"),
+        ("siglip", with_preprocessing(size={"height": 16, "width": 24}), ConfigInvalid, "size must be a square"),
+        ("siglip", with_preprocessing(resample=1), ConfigInvalid, "resample must be .* got 1"),
         ("siglip", without("logit_bias"), ArtifactInvalid, "logit_bias is missing"),
-        ("siglip2", with_tensor("vision_model.embeddings.patch_embedding.weight", 32, 100), ArtifactInvalid, "patch_embedding.weight .* is \\[32, 100\\]"),
-        ("siglip2", with_config("vision_config", num_patches=5), ConfigInvalid, "num_patches is 5"),
+        ("siglip2", with_tensor("vision_model.embeddings.patch_embedding.weight", 32, 100), ArtifactInvalid, "patch_embedding.weight .* got \\[32, 100\\]"),
+        ("siglip2", with_config("vision_config", num_patches=5), ConfigInvalid, "num_patches must be a square number, got 5"),
         ("siglip2", with_preprocessing(image_processor_type="Siglip2ImageProcessor"), ConfigInvalid, "NaFlex"),
     ],
 )  # fmt: skip
@@ -528,12 +528,12 @@ def test_an_impossible_text_config_cannot_be_built(changes):
 
 
 def test_rows_beyond_the_context_are_refused():
-    with pytest.raises(ConfigInvalid, match="10 tokens are more than the context of 9"):
+    with pytest.raises(ConfigInvalid, match="at most 9 tokens, got 10"):
         small_clip().text(torch.zeros((1, 10), dtype=torch.int64))
 
 
 def test_towers_of_different_dimensions_are_no_pair():
-    with pytest.raises(ConfigInvalid, match="16 dimensions, the text tower's 8"):
+    with pytest.raises(ConfigInvalid, match="got 16 for images and 8 for texts"):
         TwoTowers(
             ViT(ViTConfig(16, 8, 32, 2, 2, 64, 16)),
             TextTower(TextConfig(9, 9, 32, 1, 2, 64, 8, "gelu", causal=True, pooling="highest_id")),

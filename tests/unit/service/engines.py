@@ -85,7 +85,9 @@ def new_admission(metrics=None, *, max_images=100, max_texts=100, **most):
     """most: of pixels, bytes, answers and streams, each of which one owner may hold all of."""
     metrics = metrics or new_metrics()
     units = {"pixels": 10**9, "bytes": 10**6, "answers": 10**6, "streams": 10} | most
-    capacities = {of: Capacity(of, num, always=num, metrics=metrics) for of, num in units.items()}
+    capacities = {
+        of: Capacity(of, num, min_per_owner=num, metrics=metrics) for of, num in units.items()
+    }
     images = Places("images", max_images, metrics=metrics)
     texts = Places("texts", max_texts, metrics=metrics, in_turn=True)
     return Admission(images=images, texts=texts, **capacities)

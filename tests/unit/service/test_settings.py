@@ -34,13 +34,13 @@ TRITON = {"model": "tiny", "engine": "triton", "triton": {"url": "127.0.0.1:8001
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model": "hog", "engine": "fake"}, "requires that engine"),
-        ({"model": "fake:latency_ms=5"}, "requires that engine"),
+        ({"model": "hog", "engine": "fake"}, "if and only if the model is fake"),
+        ({"model": "fake:latency_ms=5"}, "if and only if the model is fake"),
         (
             {"model": "tiny", "engine": "triton"},
-            "engine triton requires mlcd_triton__url",
+            "mlcd_triton__url must be set if and only if .* got engine triton and no url",
         ),
-        ({"model": "tiny", "triton": {"url": "127.0.0.1:8001"}}, "engine triton requires"),
+        ({"model": "tiny", "triton": {"url": "127.0.0.1:8001"}}, "got engine auto and"),
         (TRITON | {"precision": "int8"}, "precision int8 is not for engine triton"),
         (TRITON | {"triton": {"url": "h:1", "version": 0}}, "MLCD_TRITON__VERSION"),
         (

@@ -49,10 +49,10 @@ def test_the_rate_is_of_the_time_in_which_there_was_work_and_of_late():
     rate = DrainRate()
     assert rate.seconds_for(10, 0.0) == 0
     for start in (0.0, 100.0):  # an idle time between does not count
-        rate.working(start)
+        rate.start_work(start)
         rate.count_finished(10, start + 1, idle=True)
     assert rate.seconds_for(10, 101.0) == pytest.approx(1)
-    rate.working(200.0)
+    rate.start_work(200.0)
     for second in range(1, 30):
         rate.count_finished(100, 200.0 + second, idle=False)
     assert rate.seconds_for(100, 230.0) == pytest.approx(1, rel=0.01)
@@ -60,7 +60,7 @@ def test_the_rate_is_of_the_time_in_which_there_was_work_and_of_late():
 
 def test_the_first_image_of_a_slow_batch_says_nothing_of_the_rate():
     rate = DrainRate()
-    rate.working(0.0)
+    rate.start_work(0.0)
     for number in range(32):  # one batch of four seconds, whose answers come one by one
         rate.count_finished(1, 4 + number / 1000, idle=False)
         assert rate.seconds_for(31, 4 + number / 1000) == 0
@@ -108,7 +108,7 @@ async def test_room_is_told_as_admission_gives_it():
 
 
 def new_capacity(most, always=0):
-    return Capacity("bytes", most, always=always, metrics=new_metrics())
+    return Capacity("bytes", most, min_per_owner=always, metrics=new_metrics())
 
 
 def test_it_is_bounded_and_given_back():

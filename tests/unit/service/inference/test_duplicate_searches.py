@@ -129,7 +129,7 @@ async def test_a_search_ends_when_nobody_waits_for_it_any_more(held):
 
 async def test_pictures_are_compared_of_as_many_items_as_a_request_has_time_for(monkeypatch):
     searches, collection = new_searches(), SimpleNamespace(state=State())
-    monkeypatch.setattr(duplicate_searches, "_MOST_COMPARED", 19)
-    with pytest.raises(InvalidInput, match="at most 19 items are compared in one request, got 20"):
+    monkeypatch.setattr(duplicate_searches, "_MAX_COMPARED", 19)
+    with pytest.raises(InvalidInput, match="pictures of at most 19 items, got 20"):
         await begin(searches, collection, None)
     assert (await begin(searches, collection, 0.9999)).nearest is None

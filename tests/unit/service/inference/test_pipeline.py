@@ -72,7 +72,7 @@ async def test_refused_at_once_while_the_engine_is_down_or_the_deadline_is_past(
         with pytest.raises(DeadlineExceeded):
             await pipe.encode([photo], deadline=asyncio.get_running_loop().time() - 1)
         engine.end()
-        with pytest.raises(Unavailable, match="started again"):
+        with pytest.raises(Unavailable, match="is restarting"):
             await pipe.encode([photo], deadline=math.inf)
 
 

@@ -65,7 +65,7 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, job, tmp_path, c
         leaving = threading.Thread(target=leave_after_many_failures, args=(worker,))
         leaving.start()
         worker.run(drain=False)
-        worker.last_resort.cancel()
+        worker.exit_timer.cancel()
         leaving.join()
     expected = ("canceled", "discard", "conflict")
     assert (seen[0].state, seen[0].stage, seen[0].problem.code) == expected

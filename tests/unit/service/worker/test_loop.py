@@ -175,7 +175,7 @@ def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(
         )
         ending.start()
         worker.run(drain=False)
-        worker.last_resort.cancel()
+        worker.exit_timer.cancel()
         ending.join()
     beginning.join()
     assert (queue.get(job.id).state, queue.get(job.id).shards) == ("succeeded", 8)

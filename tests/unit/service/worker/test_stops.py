@@ -79,7 +79,7 @@ def test_a_signal_releases_the_task_uncounted(queue, images, tmp_path):
     interrupting.start()
     with working(queue, tmp_path, model=SLOW) as worker:
         worker.run(drain=False)
-        worker.last_resort.cancel()
+        worker.exit_timer.cancel()
     interrupting.join()
     assert queue.get(job.id).state == "running"
     left = []
@@ -118,7 +118,9 @@ def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(capl
         assert link.once(lambda: 1) == 1
         assert link.once(write) is None
         pauses.append(link.wait_s)
-    assert [record.message.split(",")[0] for record in caplog.records] == ["the job queue is away"]
+    assert [record.message.split(",")[0] for record in caplog.records] == [
+        "the job queue is unreachable"
+    ]
     assert pauses == sorted(pauses)
     assert pauses[-1] > 4 * pauses[0]
     monkeypatch.setattr("mlcd.service.worker.loop.QUEUE_SETTLED_S", 0.0)
@@ -144,7 +146,7 @@ def test_an_idle_worker_says_once_that_jobs_wait_for_others(
         )
         ending.start()
         worker.run(drain=False)
-        worker.last_resort.cancel()
+        worker.exit_timer.cancel()
         ending.join()
     assert [record.message for record in caplog.records] == [
         "2 jobs wait for workers with other models"
@@ -173,7 +175,7 @@ def test_a_queue_that_comes_and_goes_is_asked_again_and_told_of_once(
         work(Leaving(queue), tmp_path)
     assert queue.get(job.id).state == "succeeded"
     told = [record.message.split(",")[0] for record in caplog.records]
-    assert told == ["the job queue is away", "the job queue is back"] * 3
+    assert told == ["the job queue is unreachable", "the job queue is back"] * 3
 
 
 class Frozen:
@@ -201,9 +203,9 @@ def test_a_lease_that_cannot_be_renewed_ends_the_work(
         task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
         queue.finish_plan(task, [8] * 5)
         task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
-        worker._begin(task)
+        worker._start(task)
         while worker._task:
-            worker._attend(worker._task)
+            worker._poll(worker._task)
     assert queue.get(job.id).shards_done == 0
     assert not list(draft_path(tmp_path / "out").glob("part-*"))
 
