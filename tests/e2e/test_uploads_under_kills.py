@@ -13,11 +13,11 @@ import zipfile
 
 import httpx
 import pytest
-from tests.integration.test_webhooks import Receiver, allowing, is_signed
 
 from tests.conftest import start_mlcd, write_digits
 from tests.integration.running import Server, until
 from tests.integration.test_batches import request_lines, to_jsonl
+from tests.integration.test_webhooks import Receiver, allowing, is_signed
 from tests.unit.service.cached import redis_server
 
 NUM_KILLS = 20

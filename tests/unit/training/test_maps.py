@@ -121,7 +121,7 @@ small, large = (
     load_config("smoke", [f"data.images={images}", f"data.labels={labels}", "out=unused"])
     for images, labels in (sys.argv[1:3], sys.argv[3:5])
 )
-maps._WORTH_MAPPING = 10_000
+maps._MIN_MAPPED = 10_000
 with open_processes("cpu", 1) as processes:
     warm = open_shared_dataset(small, processes)
     touched(warm.parts[0])
