@@ -113,7 +113,12 @@ class Uploads:
             self.discard()
         self.began = stored_identity != identity
         if self.began:
-            is_first = self._remote.create(REQUEST, identity.encode())
+            try:
+                is_first = self._remote.create(REQUEST, identity.encode())
+            except NotFound as error:  # the bucket
+                raise NotFound(
+                    f"{self._remote.location} does not exist", remedy=error.remedy
+                ) from error
             if not is_first and self.note(REQUEST) != identity:
                 raise self._other_request_error()
         if _read_local_note(self._draft, REQUEST) != identity:
