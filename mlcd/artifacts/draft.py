@@ -296,7 +296,7 @@ class Draft:
                 self._uploads.put(name)
 
     def _check_in_use(self) -> None:
-        """Raises Conflict if the directory of a shared draft is no longer at its path."""
+        """Raises Conflict if the directory of a shared draft has moved from its path."""
         if not self._shared or self._descriptor is None:
             return
         try:

@@ -46,7 +46,7 @@ class ListedFiles:
 def read_listed(origin: Directory) -> ListedFiles:
     """Reads the manifests, and lists the other files to copy.
 
-    Raises NotFound if there is no finished artifact, ArtifactInvalid if a file is missing.
+    Raises NotFound without a finished artifact, ArtifactInvalid if a file is missing.
     """
     sizes = origin.sizes()
     if MANIFEST not in sizes:

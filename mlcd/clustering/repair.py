@@ -22,7 +22,7 @@ def next_centers(
     """Returns ([K, D] float32 unit means, number of centers replaced).
 
     Of equal centers all but the first are dropped, and the first gets their rows. Dropped centers,
-    and centers of clusters that are empty or have no direction, move next to the center of the
+    and centers of clusters that are empty or lack a direction, move next to the center of the
     largest cluster, whose size then counts half. The split center stays, so a repair never lowers
     the objective. If no cluster has a direction, the present `centers` stay: rows that cancel out
     are not nearer to any other center.

@@ -205,7 +205,7 @@ class SelectedRows:
 class UnitRows:
     """The rows, checked and normalized to unit length. mean: subtracted first; None for none.
 
-    Raises InvalidInput for the first row that contains NaN or Inf or has no direction.
+    Raises InvalidInput for the first row that contains NaN or Inf or lacks a direction.
     """
 
     def __init__(self, rows: Rows, mean: NDArray[np.float32] | None = None) -> None:

@@ -62,7 +62,7 @@ def thumbnails_of(collection: CollectionPort, ids: Sequence[str]) -> ReadThumbna
 
 @dataclass(frozen=True)
 class FoundCopies:
-    """The groups of copies. nearest: the closest pair if there is no group."""
+    """The groups of copies. nearest: the closest pair if no group exists."""
 
     groups: list[Group]
     nearest: Group | None

@@ -32,7 +32,7 @@ class Checksum:
 
 
 def read_checksum(filesystem: Any, path: str) -> Checksum | None:
-    """Returns the store's checksum of a whole file; None if it has no checksum of a supported
+    """Returns the store's checksum of a whole file; None if it lacks a checksum of a supported
     kind.
     """
     facts: dict[str, Any] = {}

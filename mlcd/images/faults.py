@@ -10,7 +10,7 @@ from mlcd.images.names import printable
 def is_fault(error: BaseException | None) -> bool:
     """Tells whether the file system failed or refused access.
 
-    Errors about damage in a file have no errno, or EINVAL for an impossible offset.
+    Errors about damage in a file lack an errno, or EINVAL for an impossible offset.
     """
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 

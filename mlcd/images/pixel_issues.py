@@ -58,7 +58,7 @@ def pixel_scores(data: bytes) -> NDArray[np.float64]:
 
 
 def issues_of(scores: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
-    """Returns a mask [N] for each issue. scores: [N, 6]; a row of NaN has no issue."""
+    """Returns a mask [N] for each issue. scores: [N, 6]; a row of NaN is without issues."""
     has_issue = {
         issue: scores[:, ISSUES.index(issue)] < threshold
         for issue, threshold in _THRESHOLDS.items()

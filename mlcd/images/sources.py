@@ -68,7 +68,7 @@ _IMAGE_SUFFIXES: Final = frozenset(
 def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
     """Opens the source at a folder, file, glob, list of files, or fsspec URL.
 
-    A folder with tar shards or parquet files is read as shards or tables if it has no images, at
+    A folder with tar shards or parquet files is read as shards or tables if it lacks images, at
     any depth. A folder of Hugging Face's `save_to_disk` is read as a dataset. A list is a .txt file
     with one file name per line, relative to the list's folder and inside it.
 

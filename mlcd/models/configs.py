@@ -153,7 +153,7 @@ def _image_size(path: Path, fields: Mapping[str, Any]) -> int:
 
 def write_hf_config(config: ViTConfig) -> dict[str, Any]:
     """Returns the config.json for the class of transformers that can load this tower; raises
-    ConfigInvalid if there is no such class.
+    ConfigInvalid if no such class exists.
     """
     if config.registers:
         raise ConfigInvalid(

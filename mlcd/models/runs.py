@@ -42,7 +42,7 @@ def refuse_unfinished(path: Path) -> None:
 def find_checkpoint(path: Path) -> Path:
     """Returns the checkpoint at `path`, or the newest checkpoint of the run at `path`.
 
-    Raises NotFound if nothing is there, and ArtifactInvalid if the run has no checkpoint.
+    Raises NotFound if nothing is there, and ArtifactInvalid if the run lacks a checkpoint.
     """
     refuse_unfinished(path)
     if not path.is_dir():

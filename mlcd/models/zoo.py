@@ -83,7 +83,7 @@ class LoadOptions:
     """The user's choices.
 
     like: name of a published tower with the sizes, activation and preprocessing of bare weights.
-    clip_preprocessing: whether to use CLIP's if the directory has no preprocessing. projection:
+    clip_preprocessing: whether to use CLIP's if the directory lacks preprocessing. projection:
     False drops it. image_size: new resolution; learned positions are resized. exif: value of the
     preprocessing's field; None keeps it.
     """

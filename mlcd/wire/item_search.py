@@ -125,7 +125,7 @@ class DuplicateGroup(WireAnswer):
 class FoundDuplicates(WireAnswer):
     """Groups of items that are connected by near-duplicate pairs.
 
-    similarity: minimum cosine of the pairs; null for copies. nearest: if there is no group, the
+    similarity: minimum cosine of the pairs; null for copies. nearest: if no group exists, the
     most similar pair; null if no two items are similar.
     """
 

@@ -111,7 +111,7 @@ def needs(scope: Scope | None = None) -> Any:
 
 def collection_filter(request: Request, scope: Scope) -> Callable[[str], bool] | None:
     """Returns a predicate for the collections that a request may see on a route without a gate;
-    None if the request has no key with this scope. A server without keys shows all collections.
+    None if the request lacks a key with this scope. A server without keys shows all collections.
     """
     resources: Resources = request.app.state.resources
     if resources.keys is None:

@@ -30,7 +30,7 @@ _MAX_COMPARED: Final = 10_000  # pictures; takes 15 s of one core, and a request
 class FoundGroups:
     """The groups of near-duplicates in one state of a collection.
 
-    ids: ids of all rows. nearest: the most similar pair if there is no group; None if there are
+    ids: ids of all rows. nearest: the most similar pair if no group exists; None if there are
     groups, or too many items to search for the pair.
     """
 

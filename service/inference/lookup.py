@@ -119,7 +119,7 @@ class Lookup:
     def __init__(
         self, centers: Centers, artifact: Artifact | None = None, state_dir: Path | None = None
     ) -> None:
-        """artifact: artifact of the centers; without it there are no stored names. state_dir: see
+        """artifact: artifact of the centers; without it names are not stored. state_dir: see
         `StoredNames`.
         """
         self.centers = centers

@@ -43,7 +43,7 @@ class RateLimiter:
         return _new_counter()
 
     async def take(self, key: Key | None, num: int, *, num_counted: int = 0) -> None:
-        """Counts `num` images, unless `key` is None or has no rate.
+        """Counts `num` images, unless `key` is None or without a rate.
 
         num_counted: images of the same request that were counted before. Raises RateExceeded, or
         InvalidInput for a request that exceeds the rate on its own; then `num` is not counted.

@@ -4,7 +4,7 @@ mlcd:usage:days      set of the days that have counts
 mlcd:usage:DAY       hash: KEY:KIND to a count
 mlcd:usage:batch:ID  counts that were added, for a while
 
-Days have no time to live: a Redis that is shared with a cache may evict what has one.
+Days are stored without a time to live: a Redis that is shared with a cache may evict what has one.
 """
 
 import json

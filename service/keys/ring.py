@@ -19,7 +19,7 @@ class KeyRing:
     """The keys in a file; `watch` reloads them. Use from one event loop."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file. Raises ConfigInvalid if it cannot be read or has no valid key."""
+        """Reads the file. Raises ConfigInvalid if it cannot be read or lacks a valid key."""
         self._path = path
         self._stamp = _read_stamp(path)
         self._keys: KeySet | None = read_keys(path)

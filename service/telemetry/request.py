@@ -22,7 +22,7 @@ class RequestRecord:
     """The record of one request.
 
     trace_headers: `traceparent` and `tracestate`, for calls to other services. num_images,
-    num_texts: None if the request has no images or texts. stages: name to start and end, times of
+    num_texts: None for a request without images or texts. stages: name to start and end, times of
     time.perf_counter, from the first item's start to the last item's end. used: `images` and
     `texts` that were embedded, the `tokens` of these texts, `bytes` of the body.
     """

@@ -108,7 +108,7 @@ def check_seen(
 def are_clusters_clean(run: Artifact, share: float) -> bool:
     """Returns True if the clusters of a run's labels were made without its held-out images.
 
-    Also True if there are no clusters, or if they cannot be looked up. share: the run's
+    Also True without clusters, or if they cannot be looked up. share: the run's
     data.hold_out.
     """
     try:

@@ -13,7 +13,7 @@ _NOT_SET: Final = "not set"
 
 
 def read_identity(out: Path) -> dict[str, Any] | None:
-    """Returns the identity of the run at `out`, finished or not; None if there is no run."""
+    """Returns the identity of the run at `out`, finished or not; None without a run."""
     if (out / MANIFEST).is_file():
         identity = open_artifact(out, verify_files=False).request().identity()
     else:

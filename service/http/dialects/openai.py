@@ -100,7 +100,7 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """The number of the texts' tokens, after truncation; images have no tokens."""
+    """The number of the texts' tokens, after truncation; images count as 0."""
 
     prompt_tokens: int
     total_tokens: int
