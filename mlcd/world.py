@@ -183,7 +183,7 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
 def one_voice(world: World) -> Iterator[None]:
     """Makes the first process that fails raise its error, and all other processes Elsewhere.
 
-    Processes do not wait at a barrier, because the processes may be at different points of their work.
+    Processes do not meet, because they may be at different points of their work.
     """
     if world.size == 1:
         yield
