@@ -10,13 +10,18 @@ writing took no time. Both are interleaved. A job counts from its first task to 
 worker and two are compared with engines of one thread each. The memory is the largest of a worker
 (VmHWM). It is measured with the encoder `pixels`, so that it takes minutes: the engine's own memory
 does not depend on the number of images, because it sees batches of 32.
+
+With --batches a server labels the same photographs as a batch of /v1/labels, one data-URI a line,
+interleaved with the label job; a batch counts from its first request to its end.
 """
 
 import argparse
+import base64
 import io
 import json
 import os
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,11 +29,12 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import httpx
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -235,6 +241,85 @@ def measure_workers(folder: Path, model: str, num: int, rounds: int) -> None:
     )
 
 
+@contextmanager
+def serving(site: Site) -> Iterator[httpx.Client]:
+    """Yields a client of a server without a cache."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlcd", "serve", "--port", str(port), "--model", site.model]
+    command += ["--state", str(site.folder), "--centers", str(site.folder / "centers")]
+    settings = {"MLCD_CACHE__MEMORY_BYTES": "0"}
+    process = subprocess.Popen(command, env={**os.environ, **settings})  # noqa: TID251 - a child's
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            while True:
+                with suppress(httpx.TransportError):
+                    if client.get("/health/ready").is_success:
+                        break
+                time.sleep(LOOK_S)
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def label_batch(client: httpx.Client, num: int) -> float:
+    """Returns the seconds from the first request of a batch to its end."""
+    uris = [
+        "data:image/jpeg;base64," + base64.b64encode(picture).decode()
+        for picture in photographs(SIZE)
+    ]
+    lines = (
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/labels",
+            "body": {"images": [uris[number % len(uris)]]},
+        }
+        for number in range(num)
+    )
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.post("/v1/files", files={"file": content}, data={"purpose": "batch"})
+    body = {
+        "input_file_id": file.raise_for_status().json()["id"],
+        "endpoint": "/v1/labels",
+        "completion_window": "24h",
+    }
+    batch = client.post("/v1/batches", json=body).raise_for_status().json()
+    started = None
+    while batch["status"] in ("validating", "in_progress", "finalizing"):
+        if started is None and batch["status"] != "validating":
+            started = time.perf_counter()
+        time.sleep(LOOK_S)
+        batch = client.get(f"/v1/batches/{batch['id']}").json()
+    assert started is not None
+    if batch["request_counts"]["completed"] != num:
+        raise SystemExit(f"the batch is {batch['status']}: {batch['request_counts']}")
+    return time.perf_counter() - started
+
+
+def measure_batches(folder: Path, model: str, num: int, rounds: int) -> None:
+    images = str(folder / "images" / "*.tar")
+    site = Site.build(folder / "batches", model)
+    ratios = []
+    with site.worker(), serving(site) as client:
+        label_batch(client, MAX_BATCH)
+        site.label(images, "first")
+        for number in range(rounds):
+            by_job = num / seconds(site.label(images, f"labels-{number}"))
+            by_batch = num / label_batch(client, num)
+            ratios.append(by_batch / by_job)
+            print(
+                f"round {number}: label job {by_job:6.1f} images/s, batch {by_batch:6.1f}, "
+                f"ratio {ratios[-1]:.3f}"
+            )
+    print(
+        f"batch: median {statistics.median(ratios):.3f} of a label job ({min(ratios):.3f} to "
+        f"{max(ratios):.3f})"
+    )
+
+
 def measure_memory(folder: Path, sizes: list[int]) -> None:
     site = Site.build(folder / "memory", "pixels")
     for size in sizes:
@@ -257,12 +342,17 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="*", default=[5000, 20000])
+    parser.add_argument("--batches", action="store_true", help="measure batches alone")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer:
         serve_peer(options.model, options.images)
         return
     with tempfile.TemporaryDirectory() as name:
+        if options.batches:
+            write_shards(Path(name) / "images", options.images, SIZE)
+            measure_batches(Path(name), options.model, options.images, options.rounds)
+            return
         measure_rates(Path(name), options.model, options.images, options.rounds)
         measure_workers(Path(name), options.model, options.images, options.rounds)
         measure_memory(Path(name), options.sizes)

@@ -51,7 +51,8 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
     """Pixels of one image, by its header."""
     rate_pixels: Annotated[int, Field(gt=0)] = 4_000_000
-    """Pixels that count as one image of a key's rate."""
+    """Pixels charged as one image against a key's rate limit; a larger image is charged several
+    times."""
     max_texts: Annotated[int, Field(gt=0)] = 2048
     """Texts in one request, or class names in one request to classify."""
     max_text_chars: Annotated[int, Field(gt=0, le=2**20)] = 8192
@@ -77,9 +78,9 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_json_bytes: Annotated[int, Field(gt=0)] = 32 * 2**20
     """Bytes of JSON in one request's body."""
     max_json_text_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
-    """Bytes of that JSON without numbers and images in base64."""
+    """Bytes of the JSON of one request, not counting numbers and base64 images."""
     max_json_values: Annotated[int, Field(gt=0)] = 1_000_000
-    """Values in that JSON; a list, an object or a field counts as ten."""
+    """Values in the JSON of one request; a list, an object or a field counts as ten."""
     max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
     """Bytes of one response, except a file. A search over the limit needs a smaller `top` or
     metadata=false."""
@@ -126,7 +127,7 @@ class Auth(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
 
     keys_file: Annotated[str, Field(min_length=1)] | None = None
     """The file of `mlcd keys`. With a keys file, every route needs a key, except health, metrics
-    and documents."""
+    and the API documentation."""
     mode: Literal["keys", "open"] = "keys"
     """keys: without a keys file, only clients on this machine are served. open: every client that
     can reach the server may use it."""
@@ -134,7 +135,7 @@ class Auth(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     @model_validator(mode="after")
     def _check_mode(self) -> Self:
         if self.mode == "open" and self.keys_file is not None:
-            raise ValueError("mode open needs no keys file, got one")
+            raise ValueError("mode=open must not be combined with a keys file, got both")
         return self
 
 
@@ -144,7 +145,7 @@ class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")] | None = None
     """URL of a collector, OTLP over HTTP: http://collector:4318. Default: no tracing."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Fraction of requests that are traced, unless the caller decides."""
+    """Fraction of requests that are traced, if the request has no sampling decision of its own."""
 
 
 class Reach(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -164,7 +165,7 @@ class Reach(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     def _check_networks_have_named_hosts(self) -> Self:
         if ANY_HOST in self.allow and self.networks:
             raise ValueError(
-                "allow=* is for public addresses only: name the hosts inside of networks"
+                "allow=* permits public addresses only: with networks, list the hosts by name"
             )
         return self
 
@@ -507,7 +508,8 @@ def _check_state(state_dir: str | None) -> None:
     elif state.name != _COLLECTIONS or next(state.glob(f"*/{_LEDGER}"), None) is None:
         return
     raise ConfigInvalid(
-        f"the state directory must contain {_COLLECTIONS}/, got a folder inside one: {state_dir}",
+        f"the state directory must be the parent of {_COLLECTIONS}/, got a folder below it:"
+        f" {state_dir}",
         remedy=f"did you mean {state.parent}?",
     )
 

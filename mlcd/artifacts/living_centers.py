@@ -2,8 +2,8 @@
 
 Rows are never removed or reordered, so an id keeps its meaning from one artifact to the next.
 
-quantiles.npy   the distance within which a fraction of each cluster's first members lies; the
-                first change sets the fraction
+quantiles.npy   the distance that contains a given fraction of each cluster's original members;
+                the first change sets the fraction
 clusters.npy    the cluster of each center: its own id, unless clusters were merged or aligned
 journal.json    the digest of the original centers and, for each change since, its fields, with the
                 digests of the embeddings it used and of the artifact it made
@@ -35,7 +35,7 @@ class ChangeJournal:
     made: tuple[str, ...] = ()
 
     def then(self, before: Artifact, step: dict[str, Any]) -> "ChangeJournal":
-        """Returns the journal with one more change, of the artifact `before`."""
+        """Returns the journal extended by one step. before: the artifact that the step changes."""
         digests = (*self.made, before.digest) if self.steps else ()
         return ChangeJournal(self.origin, (*self.steps, step), digests)
 
@@ -53,7 +53,7 @@ class LivingCenters:
     def read(cls, artifact: Artifact) -> "LivingCenters":
         """Reads changed centers, or centers of `mlcd cluster`."""
         stored_centers = Centers.read(artifact)
-        # `write` sets the quantiles and clusters of this object; changed centers have no levels
+        # `write` puts quantiles and clusters back; levels (paths) do not survive a change
         centers = replace(stored_centers, quantiles=None, clusters=None, paths=None)
         num = len(centers.vectors)
         if JOURNAL not in artifact.files:

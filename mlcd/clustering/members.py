@@ -12,7 +12,7 @@ ORDINARY: Final = 0.95  # share of a cluster's members that are not novel
 
 
 class NearestMembers:
-    """Each center's `num_each` rows of highest score among the rows added so far, in any order.
+    """The `num_each` highest-scoring rows of each center; rows may be added in any order.
 
     rows: row ids, int64 [K, num_each], padded with -1. scores: float64, padded with -inf. The order
     is score descending, then row ascending. Memory is 16 bytes per entry for any number of rows.
@@ -32,11 +32,11 @@ class NearestMembers:
             return
         touched = np.unique(centers[better])
         num_each = self.rows.shape[1]
-        of = np.concatenate([np.repeat(touched, num_each), centers[better]])
+        center_ids = np.concatenate([np.repeat(touched, num_each), centers[better]])
         candidate_rows = np.concatenate([self.rows[touched].ravel(), rows[better]])
         candidate_scores = np.concatenate([self.scores[touched].ravel(), scores[better]])
-        order = np.lexsort((candidate_rows, -candidate_scores, of))
-        of = of[order]
+        order = np.lexsort((candidate_rows, -candidate_scores, center_ids))
+        of = center_ids[order]
         rank = np.arange(len(of)) - np.searchsorted(of, of)
         # Every touched center keeps at least as many entries as it had.
         chosen = order[rank < num_each]

@@ -53,7 +53,7 @@ _TURNS: Final = {
     8: Transpose.ROTATE_90,
 }
 _SIDEWAYS: Final = frozenset(_TURNS[orientation] for orientation in (5, 6, 7, 8))
-# The turns after which the last in a row (or in a column) comes first in the new rows (columns).
+# turns that put the right edge (below: the bottom edge) at the start of the new rows (columns)
 _RIGHT_TO_LEFT: Final = frozenset(_TURNS[orientation] for orientation in (2, 3, 6, 7))
 _BOTTOM_TO_TOP: Final = frozenset(_TURNS[orientation] for orientation in (3, 4, 7, 8))
 
@@ -186,8 +186,8 @@ def _decode(
 ) -> Scaled:
     """Decodes an image.
 
-    shortest: returns, for the size that a header states, the pixels that a smaller JPEG must keep
-    on its shortest side; None: every image is decoded whole.
+    shortest: returns, from the full size, the smallest allowed shortest side of a reduced JPEG in
+    pixels; None: every image is decoded whole.
     """
     opened = source if isinstance(source, OpenedImage) else open_image(source, limits=limits)
     try:

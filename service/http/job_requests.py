@@ -12,11 +12,11 @@ from mlcd.service.jobs.roots import Roots
 from mlcd.wire.queued_jobs import JobRequest, ResultFormat, UploadedImages
 
 _TOKEN_CHARS: Final = 24
-_OF_LABELS: Final[frozenset[ResultFormat]] = frozenset({"csv", "coco", "zip"})
+_LABEL_FORMATS: Final[frozenset[ResultFormat]] = frozenset({"csv", "coco", "zip"})
 
 
 def read_job(body: JobRequest) -> LabelJob:
-    """Returns the job that a request asks for; `place_upload` adds the places of an upload's.
+    """Returns the requested job; `place_upload` sets the paths of a job on an uploaded file.
 
     Raises BadRequest for an option of other kinds, or of other inputs.
     """
@@ -45,20 +45,20 @@ def _check_upload(body: JobRequest, job: LabelJob) -> None:
         raise BadRequest("a job on an uploaded file must be of kind label or embed", param="kind")
     if body.output is not None:
         raise BadRequest(
-            "output is for inputs that are paths: the results of an uploaded file are files",
+            "output must not be set for an uploaded file: its results are stored as files",
             param="output",
         )
     if job.url_column is not None:
         raise BadRequest("url_column is for inputs that are paths", param="url_column")
-    if body.kind == "embed" and (unfit := sorted(_OF_LABELS & {*(body.results or ())})):
+    if body.kind == "embed" and (unfit := sorted(_LABEL_FORMATS & {*(body.results or ())})):
         raise BadRequest(f"results of embed jobs must be parquet or jsonl, got {unfit[0]}")
 
 
 def place_upload(
     files: FileStore, spec: JobSpec, body: JobRequest, owner: str | None, key: str | None
 ) -> JobSpec:
-    """Returns the job with the paths of its uploaded file and of its work. They are the same each
-    time for one idempotency key.
+    """Returns the job with the paths of its input file and its output folder. The same idempotency
+    `key` gives the same paths.
 
     Raises NotFound where the owner lacks such a file, BadRequest for one of another purpose.
     """

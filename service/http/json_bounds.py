@@ -15,7 +15,7 @@ from mlcd.service.errors import TooLarge
 from mlcd.service.settings import Limits
 
 _BLOCK_BYTES: Final = 2**18  # fits into a core's cache
-# The cost of a byte in values; lists, objects and their fields take ten times as long to parse.
+# The number of values that each byte counts as: lists, objects and fields take ten times as long.
 _COSTS: Final = {b",": 1, b'"': 1, b":": 10, b"[": 10, b"{": 10}
 _LONG_BYTES: Final = 4096  # images in base64 are longer; a shorter string counts as text
 _SLASH, _BACKSLASH, _QUOTE = b'/\\"'
@@ -38,7 +38,7 @@ def check_json(body: bytes | bytearray | memoryview, limits: Limits) -> None:
     max_text = limits.max_json_text_bytes
     if len(octets) > max_text and _has_more_text(octets, max_text):
         raise TooLarge(
-            f"the JSON must have at most {max_text} bytes beside numbers and images in base64",
+            f"the JSON must have at most {max_text} bytes, not counting numbers and base64 images",
             limit="max_json_text_bytes",
         )
 
@@ -76,7 +76,7 @@ def _has_more_text(octets: NDArray[np.uint8], max_bytes: int) -> bool:
     edges = np.concatenate([[-1], *quotes, [len(octets)]])
     lengths = np.diff(edges) - 1
     is_plain = np.diff(np.searchsorted(specials, edges)) == 0
-    # An escaped quote starts no string: the rest of a string that is not plain may follow it.
+    # What follows an escaped quote is the rest of a string, which does not count as plain.
     is_plain[1:] &= octets[edges[1:-1] - 1] != _BACKSLASH
     return len(octets) - int(lengths[is_plain & (lengths >= _LONG_BYTES)].sum()) > max_bytes
 

@@ -406,8 +406,9 @@ def test_an_archive_of_this_computer_is_uploaded_labeled_and_downloaded(
     walk, page, explored, photographs, centers, tmp_path
 ):
     archive = Path(shutil.make_archive(str(tmp_path / "my pictures"), "zip", photographs))
-    walk(explored, "#/jobs")
-    page.choose(".submit input[type=file]", archive)
+    walk(explored, "#/clusters")
+    page.drop(archive)
+    page.shows("my pictures.zip", within=".submit .chip")
     page.until("document.querySelectorAll('.submit input[name=results]').length === 5")
     assert page.count(".submit input[name=input]") == 0
     page.click(".submit input[value=csv]")

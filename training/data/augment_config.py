@@ -25,7 +25,8 @@ class AugmentConfig(Section):
     labels, and the loss is the mean over views.
     """
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """The smallest share of the image's area in a crop, if a crop of the drawn aspect fits."""
+    """The smallest area of a crop, as a share of the image's area; less if a crop of the drawn
+    aspect does not fit."""
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
     """The largest ratio of a crop's sides, measured on the original image."""
     flip: _Share = 0.5

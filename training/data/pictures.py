@@ -60,7 +60,7 @@ class Pictures(Protocol):
 
 
 def picture_side(image_size: int, config: AugmentConfig) -> int:
-    """Returns the square root of the largest number of pixels to which pictures are shrunk."""
+    """Returns the `side` such that pictures are shrunk to at most about side² pixels."""
     return max(
         math.ceil(_OVERSIZE * config.size_of(view, image_size) / math.sqrt(config.area_of(view)[0]))
         for view in range(config.num_views)

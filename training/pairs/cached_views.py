@@ -130,7 +130,7 @@ def _embed_view(
 def _iter_crops(
     config: PairsConfig, pairs: PairSet, first: int, stop: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Yields the crops at stream positions [first, stop), and at the rest of the outer batches."""
+    """Yields the crops at stream positions [first, stop), in whole batches that may exceed it."""
     steps = {"batch_size": _BATCH, "steps": -(-stop // _BATCH)}
     view_config = config.model_copy(
         update={

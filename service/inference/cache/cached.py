@@ -227,7 +227,7 @@ class CachedPipeline:
 async def _join(
     futures: Mapping[bytes, "asyncio.Future[_Outcome | None]"], request: _Request
 ) -> None:
-    """Adds the outcomes of other requests, when they are done; a failed request has none."""
+    """Waits for the futures and adds their outcomes; the future of a failed request has none."""
     if futures:
         await asyncio.wait(futures.values())
     for key, future in futures.items():

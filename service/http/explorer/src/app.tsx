@@ -14,6 +14,7 @@ import { changed, go, href, route, useRoute } from "./route";
 import { useSession, type Session } from "./session";
 import { useStore } from "./store";
 import { count } from "./text";
+import { archive, archiveIn } from "./uploads";
 import { Cluster } from "./views/cluster";
 import { Clusters } from "./views/clusters";
 import { Duplicates } from "./views/duplicates";
@@ -149,7 +150,8 @@ function useSlash(): void {
   }, []);
 }
 
-/** A picture that is dropped or pasted anywhere is searched for; several are added, where they can be. */
+/** A picture that is dropped or pasted anywhere is searched for; several are added, where they can be. An archive
+ *  becomes a job. */
 function useGivenPictures(session: Session | null): void {
   const collection = session?.collection?.name;
   const takes = session !== null && takesPictures(session);
@@ -171,6 +173,11 @@ function useGivenPictures(session: Session | null): void {
     const drop = async (event: DragEvent) => {
       event.preventDefault();
       left();
+      const packed = archiveIn(event.dataTransfer);
+      if (packed) {
+        archive.set(packed);
+        return go(href(["jobs"]));
+      }
       const picture = pictureIn(event.dataTransfer);
       if (!event.dataTransfer || !takes) return picture && search(picture);
       const files = await filesIn(event.dataTransfer);

@@ -1,8 +1,16 @@
 // Files of this computer, uploaded in parts, and files of the server, downloaded.
 
 import { address, ask, askJson, key } from "./api";
+import { store } from "./store";
 
 const PART_BYTES = 8 * 2 ** 20; // a part must arrive within the deadline of one request
+
+/** The archive that was dropped on the page or chosen, for the form that submits a job. */
+export const archive = store<File | null>(null);
+
+/** The archive of pictures in a drop. */
+export const archiveIn = (data: DataTransfer | null) =>
+  [...(data?.files ?? [])].find(({ name }) => /\.(zip|tar|parquet)$/i.test(name));
 
 /** Uploads images, and returns the id of the file. onProgress: gets the uploaded share, 0 to 1. */
 export async function upload(file: File, onProgress: (share: number) => void): Promise<string> {

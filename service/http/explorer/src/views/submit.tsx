@@ -6,7 +6,8 @@ import type { TargetedSubmitEvent } from "preact";
 import { askJson } from "../api";
 import { Field } from "../parts";
 import { go, href } from "../route";
-import { upload } from "../uploads";
+import { useStore } from "../store";
+import { archive, upload } from "../uploads";
 import type { Job } from "../wire";
 
 type Kind = "label" | "embed" | "index" | "curate";
@@ -24,7 +25,7 @@ const FORMATS = { label: ["parquet", "csv", "jsonl", "coco", "zip"], embed: ["pa
 
 export function Submit() {
   const [kind, setKind] = useState<Kind>("label");
-  const [file, setFile] = useState<File | null>(null);
+  const file = useStore(archive);
   const [wrong, setWrong] = useState("");
   const [told, setTold] = useState("");
   const uploaded = OF_UPLOADS.includes(kind) ? file : null;
@@ -42,6 +43,7 @@ export function Submit() {
         json.results = form.getAll("results");
       }
       const job = await askJson<Job>("v1/jobs", { json });
+      archive.set(null);
       go(href(["jobs", job.id]));
     } catch (error) {
       setTold("");
@@ -70,10 +72,18 @@ export function Submit() {
                 id={id}
                 type="file"
                 accept=".zip,.tar,.parquet,image/*"
-                onChange={(event) => setFile(event.currentTarget.files?.[0] ?? null)}
+                onChange={(event) => archive.set(event.currentTarget.files?.[0] ?? null)}
               />
             )}
           </Field>
+        )}
+        {uploaded && (
+          <p class="chip">
+            <bdi>{uploaded.name}</bdi>
+            <button type="button" aria-label={`Leave out ${uploaded.name}`} onClick={() => archive.set(null)}>
+              ×
+            </button>
+          </p>
         )}
         {uploaded ? <Results formats={FORMATS[kind as keyof typeof FORMATS]} /> : <Places kind={kind} />}
         {kind === "label" && <OfLabels />}
