@@ -22,7 +22,7 @@ _SETTINGS_HEAD: Final = """# Settings
 Environment variables of `mlcd serve`; command-line options win. An unknown `MLCD_` name is refused
 with a suggestion. `mlcd serve --print-config` prints every setting as it would be used, one
 `NAME=value` a line, secrets masked; `mlcd serve --config FILE` reads such lines, and the
-environment wins over them. This page is made from the settings by `python docs/tables.py`.
+environment wins over them. `python docs/tables.py` generates this page.
 
 More on [models](../how-to/bring-weights.md), [engines](../explanation/engines.md),
 [decoding](decoding.md#decode-modes), [approximate labels](rest.md#labels), [load
@@ -34,13 +34,13 @@ _RECIPES_HEAD: Final = """# Recipes
 
 The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it
 sets one. An unknown key is refused with a suggestion. The built-in recipes are in
-`training/recipes/`. This page is made from the classes that `training/config.py` assembles by
-`python docs/tables.py`.
+`training/recipes/`. `python docs/tables.py` generates this page
+from the classes in `training/config.py`.
 
 A recipe of your own needs the keys that are *required* here, and data: `data.images` and
-`data.labels`, or `data.mix`. One of [images with captions](../how-to/train-on-captions.md) needs
-`data.pairs` and `loss.kind`; the sections at the end then replace those of data and loss, but for
-how images are read.
+`data.labels`, or `data.mix`. One for [images with captions](../how-to/train-on-captions.md) needs
+`data.pairs` and `loss.kind`; the last sections replace those of data and loss, except the keys on
+reading images.
 """
 
 

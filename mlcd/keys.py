@@ -30,8 +30,8 @@ def normalize_class(name: str) -> str:
 def split_positions(
     keys: Iterable[SampleKey], class_names: Iterable[str | None]
 ) -> NDArray[np.float64]:
-    """Returns [N] in (0, 1): the position of each key in its class (or overall if no class is
-    known), by SHA-256.
+    """Orders the keys of each class (or all, without classes) by SHA-256, and returns each key's
+    relative rank, [N] in (0, 1).
 
     Call it with all keys of a source, including images that a step cannot use, so that every step
     computes the same split.

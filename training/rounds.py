@@ -89,7 +89,9 @@ def _check(config: RunConfig, out: Path, num_clusters: int | None) -> None:
             remedy="run the command of each step of the rounds yourself, each under torchrun",
         )
     if (out / MANIFEST).is_file() or draft_path(out).is_dir():
-        raise Conflict(f"{out} is a run", remedy="give another directory for the rounds")
+        raise Conflict(
+            f"--out must not contain a training run, got {out}", remedy="give another directory"
+        )
     out.mkdir(parents=True, exist_ok=True)
 
 

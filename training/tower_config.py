@@ -20,13 +20,13 @@ class TowerConfig(Section):
     open_clip, a file of weights, or hub:ORGANIZATION/MODEL. None: random weights.
     """
     like: str | None = None
-    """The published tower that a bare file of weights has the architecture and preprocessing of."""
+    """For a bare file of weights: the published tower with its architecture and preprocessing."""
     head: Literal["kept", "new"] | None = None
     """kept: the centers of model.start. new: random centers. None: kept if the labels have the
     classes that the start was trained on, else new.
     """
     freeze: Annotated[int, Field(ge=0)] | Literal["tower", "image"] = 0
-    """The number of first blocks that are not trained. tower: only the classifier is trained.
+    """N: the first N blocks are frozen. tower: only the classifier is trained.
     image: only the text tower is trained, on pairs.
     """
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0

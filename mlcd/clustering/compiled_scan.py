@@ -1,15 +1,16 @@
-"""Scans centers in compiled loops (`mlcd.clustering.compiled_loops`), with products that bound the
-scores.
+"""Scans centers in compiled loops (`mlcd.clustering.compiled_loops`). A product of a row and a
+center, in low precision, bounds their exact score.
 
 Each block of products is scanned once, row by row, while it is in the cache. For a row without a
 threshold, the centers of its largest products are scored in float64, which sets the threshold.
-Entries above it are held; they are scored when many are held and at the end, and each score may
-raise the threshold. So few entries are scored, and no small step waits for the GIL.
+Centers whose products exceed the threshold are held. They are scored when the buffer is full and
+after the last block, and each score may raise the threshold. So few centers are scored, and no
+small step waits for the GIL.
 
 The loops sum in their own order. An answer is clear if neither its order nor any of its float32
 scores depends on the order of summation. It is sure if no omitted center can belong to it.
 
-Shapes: B rows of a batch, C centers of a block, K centers, D dimension, S best known.
+Shapes: B rows of a batch, C centers of a block, K centers, D dimension.
 """
 
 from typing import Final
@@ -32,13 +33,13 @@ from mlcd.clustering.compiled_loops import (
 from mlcd.clustering.shortlist import Shortlist
 from mlcd.types import Embeddings
 
-# Entries per row that are held until they are scored: one per _CENTERS_EACH centers, within limits.
-# The longer entries wait, the more of them the rising threshold rules out.
-_CENTERS_EACH: Final = 32
+# Centers held per row until they are scored: one of _CENTERS_PER_HELD, within limits. The longer
+# they wait, the more of them the rising threshold rules out.
+_CENTERS_PER_HELD: Final = 32
 _LEAST_HELD: Final = 64
 _MOST_HELD: Final = 2048
-_SPARE: Final = 8  # scored centers entries beyond the answer, for ties
-_MAX_ABANDONED: Final = 0.5  # share of abandoned rows above which the plain scan is cheaper for all
+_SPARE: Final = 8  # scored centers kept beyond the answer, for ties
+_MAX_ABANDONED: Final = 0.5  # share of rows beyond `room` above which the plain scan is cheaper
 
 
 class CompiledScan:
@@ -56,7 +57,7 @@ class CompiledScan:
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
         """Returns the answer of each row.
 
-        room: approximate limit of scored centers per row; a row with more is not sure.
+        room: approximate limit of scored centers per row; a row that exceeds it is marked not sure.
         """
         rows_BD, num_centers = read_only(rows_BD), len(self._centers)
         rows = self._matmul.load(rows_BD, round_rows)
@@ -93,7 +94,7 @@ class CompiledScan:
 
 
 def _num_held(num_centers: int) -> int:
-    return min(max(_LEAST_HELD, num_centers // _CENTERS_EACH), _MOST_HELD)
+    return min(max(_LEAST_HELD, num_centers // _CENTERS_PER_HELD), _MOST_HELD)
 
 
 def _empty_entries(is_bounded_B: NDArray[np.bool_], num_centers: int, num_best: int) -> KeptEntries:

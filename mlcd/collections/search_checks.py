@@ -49,7 +49,7 @@ def check_model(name: str, own: Fingerprint, fingerprint: Fingerprint) -> None:
     """Raises ConfigInvalid if the collection has embeddings of another model."""
     if fingerprint != own:
         raise ConfigInvalid(
-            f"{name} has embeddings of another model ({own[:12]}, got {fingerprint[:12]})",
+            f"{name} requires embeddings of the model {own[:12]}, got {fingerprint[:12]}",
             remedy="embed the images with the collection's model, or make another collection",
         )
 

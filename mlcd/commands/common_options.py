@@ -110,7 +110,7 @@ def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
         values = {option.name: kwargs.pop(option.name) for option in options}
         command(*args, encoder=EncoderOptions(**values), **kwargs)
 
-    for option in reversed(options):  # click lists the option that is added last first
+    for option in reversed(options):  # click lists options in reverse order of addition
         add = click.option(
             f"--{option.name}",
             type=click.Choice(option.metadata["choices"]),

@@ -76,7 +76,7 @@ def find_saved(location: str, filesystem: Any, path: str) -> ArrowSource | None:
         return None
     if "file" not in _protocols(filesystem):
         raise InvalidInput(
-            f"{location} is a saved dataset elsewhere", remedy="copy it to this machine"
+            f"a saved dataset must be on this machine, got {location}", remedy="copy it"
         )
     parts = _read_list(filesystem, f"{path}/{_PARTS}", "splits") if has_parts else [""]
     files = {

@@ -40,7 +40,7 @@ _ROWS: Final = pa.schema(
 
 
 class TableRows(Protocol):
-    """An open file of rows, divided into groups; a group is read at once."""
+    """An open file of rows, divided into groups; a group is read as a whole."""
 
     schema: pa.Schema
     num_groups: int
@@ -67,8 +67,8 @@ class ColumnsSource(FilesSource):
         paths: list[str],
         part_of: Mapping[str, str] | None = None,
     ) -> None:
-        """part_of: part of the data set, such as train or test, by the path of a file; it becomes
-        a folder before the class name.
+        """part_of: the split of each file by its path, such as train or test; class names get it
+        as a prefix.
         """
         super().__init__(location, filesystem, paths)
         self._part_of = part_of or {}

@@ -89,7 +89,7 @@ class _Answer:
             return
         for offset in range(0, len(body), PART_BYTES):
             await self._send_part(body[offset : offset + PART_BYTES], more=True)
-        # uvicorn waits for the client before it sends a message, but not after the last message.
+        # uvicorn waits for the client before each message, not after the last, hence an empty one.
         await self._send_part(b"", more=more)
 
     def _admit(self, num_bytes: int, *, more: bool) -> None:

@@ -83,8 +83,8 @@ class ServedTower:
         raise NotImplementedError
 
     def batch_within(self, seconds: float) -> int:
-        """Returns the size of the largest batch that takes at most `seconds`, or twice as long as
-        one item, by the times measured at start.
+        """Returns the size of the largest batch that takes at most max(seconds, 2 * shortest_s),
+        estimated from the times measured at start.
         """
         allowed_s = max(seconds, 2 * self.shortest_s)
         if self.longest_s <= allowed_s:

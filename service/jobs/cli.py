@@ -158,8 +158,9 @@ def download(client: "Jobs", job: str, folder: str) -> None:
     done = client.get(job)
     if done.results is None:
         raise Conflict(
-            f"{job} must have succeeded on uploaded images, got {done.state}",
-            remedy="watch it; other jobs write to the directory that they were given",
+            f"{job} must be a job on uploaded images that has succeeded, got one that has"
+            f" {done.state}" + ("" if done.output is None else f" and writes to {done.output}"),
+            remedy="watch it, or read its output directory",
         )
     for path in client.download(done, folder):
         click.echo(path)

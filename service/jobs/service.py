@@ -125,7 +125,7 @@ def open_queue(settings: Settings, *, late: bool = False) -> Queue:
     """Opens the queue in Redis, or else in the state directory. Raises ConfigInvalid where neither
     is set.
 
-    late: a damaged file is refused by each call, until it is mended, and not here.
+    late: reports a damaged file on each call instead of here, until it is repaired.
     """
     if settings.redis_url is not None:
         from mlcd.service.jobs.redis import open_redis_database

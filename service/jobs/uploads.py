@@ -115,7 +115,8 @@ class UploadStore:
     def complete(
         self, upload_id: str, owner: str | None, part_ids: Sequence[str], md5: str | None
     ) -> tuple[Upload, StoredFile]:
-        """Makes one file of the parts, in this order. md5: of the file, which is then compared.
+        """Makes one file of the parts, in this order. md5: the expected MD5 of the file; None skips
+        the check.
 
         Raises InvalidInput for parts that are not those of the file.
         """

@@ -32,9 +32,9 @@ class OptimConfig(Section):
     """
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The decay of a moving average of the tower's weights, which is evaluated and exported instead
-    of them; at most (1 + n) / (10 + n) after n steps. None: no average.
+    of them. The decay is capped at (1 + n) / (10 + n) after n steps. None: no average.
     """
     max_skips: Annotated[int, Field(ge=0)] = 0
-    """The number of steps with a loss or gradient that is not finite that a run may skip before it
+    """The number of steps with a non-finite loss or gradient that are skipped before the run
     stops. Each such batch is saved.
     """

@@ -150,8 +150,9 @@ def ray_session(address: str) -> Iterator[Any]:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise Unavailable(
             f"the Ray cluster {address} cannot be reached ({str(error).splitlines()[0]})",
-            remedy="see `ray status` there; `ray stop` here forgets a lost cluster; a cluster that"
-            " requires a token needs RAY_AUTH_MODE=token; both sides need one version of Ray",
+            remedy="check `ray status` on the cluster; `ray stop` here, if this machine still"
+            " refers to a stopped cluster; a cluster that requires a token needs RAY_AUTH_MODE=token; both"
+            " sides need one version of Ray",
         ) from error
     try:
         yield ray

@@ -63,7 +63,10 @@ def _read_templates(path: Path) -> list[str]:
             return [line for line in split_lines(text) if line.strip()]
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} cannot be read", remedy="give text in UTF-8") from error
+        raise InvalidInput(
+            f"{path} must be UTF-8 text, or a JSON list if it ends in .json",
+            remedy='give one template per line, or ["a photo of a {}.", …]',
+        ) from error
     if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
         raise InvalidInput(f"{path} must be a list of texts", remedy='give ["a photo of a {}.", …]')
     return content
