@@ -151,8 +151,8 @@ def ray_session(address: str) -> Iterator[Any]:
         raise Unavailable(
             f"the Ray cluster {address} cannot be reached ({str(error).splitlines()[0]})",
             remedy="check `ray status` on the cluster; `ray stop` here, if this machine still"
-            " refers to a stopped cluster; a cluster that requires a token needs RAY_AUTH_MODE=token; both"
-            " sides need one version of Ray",
+            " refers to a stopped cluster; a cluster that requires a token needs"
+            " RAY_AUTH_MODE=token; both sides need one version of Ray",
         ) from error
     try:
         yield ray
