@@ -186,7 +186,7 @@ def test_another_card_is_another_model(tmp_path):
     ("changes", "message"),
     [
         ({"mean": None}, "mean field required"),
-        ({"dimension": 13}, "is not"),
+        ({"dimension": 13}, "must have the shape"),
         ({"output": "logits"}, "outputs"),
         ({"colour": "RGB"}, "colour extra inputs"),
         ({"crop": 9}, "crop"),

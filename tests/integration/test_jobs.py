@@ -506,7 +506,7 @@ def test_what_the_client_cannot_have_is_refused(place, jobs):
 
 
 def test_jobs_of_the_page_of_the_client_run(place, capsys):
-    (block,) = re.findall(
+    block, _of_uploads = re.findall(
         r"^```python\n([^`]*client\.jobs[^`]*)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
     asked = place.asked()

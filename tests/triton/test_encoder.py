@@ -203,7 +203,7 @@ async def test_another_model_under_the_same_name_is_not_served(own_server, pictu
         (own_server.repository / "tiny").rename(tmp_path / "old")
         (tmp_path / "out" / "tiny").rename(own_server.repository / "tiny")
         await asyncio.to_thread(own_server.load, "tiny")
-        await seconds_until(lambda: "another" in str(encoder.fault), BACK_S)
+        await seconds_until(lambda: "has changed" in str(encoder.fault), BACK_S)
         error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
         assert isinstance(error, Unavailable)
         async with opened(own_server) as again:

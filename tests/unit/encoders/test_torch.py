@@ -206,7 +206,7 @@ def test_parts_are_halved_where_memory_does_not_suffice(monkeypatch):
 @pytest.mark.gpu
 def test_graphs_and_plain_calls_agree_and_padding_does_not_leak():
     graphs, plain = opened(device="cuda"), opened(device="cuda")
-    plain._engine._records = False
+    plain._engine._can_record = False
     full = images(CUDA_BATCH)
     graphs.encode(full)  # leaves its pixels in the padding
     assert graphs.encode(full[:3]) == pytest.approx(plain.encode(full[:3]), abs=1e-5)

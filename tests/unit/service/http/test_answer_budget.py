@@ -256,7 +256,7 @@ async def test_an_answer_that_no_client_may_ask_for_is_refused_whatever_is_free(
 
 async def test_a_key_leaves_room_for_others():
     resources = new_resources(10 * MIB)
-    resources.admission.answers._always = MIB
+    resources.admission.answers._min_per_owner = MIB
     greedy = {"key": SimpleNamespace(id="greedy")}
     other = {"key": SimpleNamespace(id="other")}
     unread = [
