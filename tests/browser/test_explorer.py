@@ -406,13 +406,13 @@ def test_an_archive_of_this_computer_is_uploaded_labeled_and_downloaded(
     walk, page, explored, photographs, centers, tmp_path
 ):
     archive = Path(shutil.make_archive(str(tmp_path / "my pictures"), "zip", photographs))
-    walk(explored, "#/clusters")
-    page.drop(archive)
+    walk(explored, "#/jobs")
+    page.choose(".submit input[type=file]", archive)
     page.shows("my pictures.zip", within=".submit .chip")
     page.until("document.querySelectorAll('.submit input[name=results]').length === 5")
     assert page.count(".submit input[name=input]") == 0
     page.click(".submit input[value=csv]")
-    page.click(".submit button")
+    page.click(".submit button", "Submit")
     page.shows("queued", within=".state")
     done = run_mlcd(
         *("worker", "--model", "hog", "--centers", centers, "--state", explored.state, "--drain"),
@@ -430,7 +430,7 @@ def test_an_archive_of_this_computer_is_uploaded_labeled_and_downloaded(
     (tmp_path / "text.zip").write_text("no pictures")
     walk(explored, "#/jobs")
     page.choose(".submit input[type=file]", tmp_path / "text.zip")
-    page.click(".submit button")
+    page.click(".submit button", "Submit")
     page.shows("neither an image nor an archive")
     page.problems.clear()  # the browser's own line about the refusal
 
