@@ -56,7 +56,8 @@ class Roots:
     """Absolute folders, and URLs. Places outside get the same error, whether they exist or not.
 
     web: how to fetch images from URLs that an input names; None to refuse such inputs. private: a
-    folder that counts as outside, although it may lie in one of the places.
+    folder that counts as outside although it may lie in one of the places; a folder that contains
+    it cannot be an input.
     """
 
     def __init__(
@@ -87,7 +88,10 @@ class Roots:
         if self._takes_urls and is_url(location):
             return self._stores.resolve(location, "input")
         fixed, pattern = _split_wildcards(self._parse_path(location, "input"))
-        return str(self._real_path(fixed, "input").joinpath(*pattern))
+        real = self._real_path(fixed, "input")
+        if not pattern and self._private is not None and self._private.is_relative_to(real):
+            raise OutsideRoots("input")
+        return str(real.joinpath(*pattern))
 
     def resolve_output(self, location: str) -> str:
         """Returns `location` with the links of its parent followed, as `resolve_input`; the last

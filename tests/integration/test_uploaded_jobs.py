@@ -69,6 +69,7 @@ def scans(tmp_path_factory):
 @pytest.fixture(scope="module")
 def place(journey, tmp_path_factory):
     state = tmp_path_factory.mktemp("state")
+    (state / "pictures").mkdir()
     with asking(journey / "model", state_dir=state, jobs__roots=state) as (server, client):
         yield Place(server, client, journey / "model", state)
 
@@ -189,7 +190,7 @@ def test_refusals_name_what_is_required(place, scans):
     file_id = place.uploaded(zipped(scans))
     requests = place.uploaded(b"{}\n", "a.jsonl", purpose="batch")
     for changes, status, text in (
-        ({"output": "/x"}, 400, "results of an uploaded file are files"),
+        ({"output": "/x"}, 400, "results are stored as files"),
         ({"kind": "index"}, 400, "must be of kind label or embed"),
         ({"kind": "embed", "results": ["csv"]}, 400, "parquet or jsonl, got csv"),
         ({"results": ["xml"]}, 400, "results"),
@@ -204,7 +205,12 @@ def test_refusals_name_what_is_required(place, scans):
             403,
             "input",
         ),
-        ({"input": str(place.state), "output": str(place.state / "files" / "o")}, 403, "output"),
+        ({"input": str(place.state), "output": str(place.state / "o")}, 403, "input"),
+        (
+            {"input": str(place.state / "pictures"), "output": str(place.state / "files" / "o")},
+            403,
+            "output",
+        ),
     ):
         body = {"kind": "label", "input": {"file": file_id}} | changes
         answer = place.client.post("/v1/jobs", json=body)
