@@ -47,7 +47,7 @@ def test_a_collection_is_made_once_for_one_model(store):
         store.create("d", fingerprint=FINGERPRINT, dimension=DIMENSION, recall=1.0)
     with pytest.raises(InvalidInput, match="cannot name"):
         store.create("../d", fingerprint=FINGERPRINT, dimension=DIMENSION)
-    with pytest.raises(ConfigInvalid, match="another model"):
+    with pytest.raises(ConfigInvalid, match="requires embeddings of the model"):
         made.check_fingerprint(OTHER)
     assert list(store.all()) == ["c"]
 
