@@ -198,7 +198,7 @@ def _suggest_key(name: str, kind: type[Section]) -> str:
 
 
 def list_recipes() -> list[str]:
-    folder = resources.files("training") / "recipes"
+    folder = resources.files("mlcd.training") / "recipes"
     return sorted(
         item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml")
     )
@@ -207,7 +207,7 @@ def list_recipes() -> list[str]:
 def _read_recipe(recipe: str) -> dict[str, Any]:
     try:
         if recipe in list_recipes():
-            text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
+            text = (resources.files("mlcd.training") / "recipes" / f"{recipe}.yaml").read_text()
         else:
             text = Path(recipe).read_text()
         fields = yaml.safe_load(text)
