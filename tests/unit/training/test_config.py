@@ -26,7 +26,7 @@ PLACES = ["data.images=i", "data.labels=l", "out=o"]
 
 def header(recipe):
     """Returns a recipe's statements about itself: {"command": …, "hardware": …, …}."""
-    text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
+    text = (resources.files("mlcd.training") / "recipes" / f"{recipe}.yaml").read_text()
     return dict(re.findall(r"^# (\w+): +(.+)$", text, flags=re.MULTILINE))
 
 
