@@ -6,7 +6,7 @@ from typing import Final
 
 from mlcd.label_job import OPTIONS, OPTIONS_OF, LabelJob
 from mlcd.service.errors import BadRequest
-from mlcd.service.jobs.files import JOB_FOLDER, FileStore, new_id
+from mlcd.service.jobs.files import JOB_FOLDER_PREFIX, FileStore, new_id
 from mlcd.service.jobs.job import ERRORS, JobSpec, UploadedInput
 from mlcd.service.jobs.roots import Roots
 from mlcd.wire.queued_jobs import JobRequest, ResultFormat, UploadedImages
@@ -74,7 +74,7 @@ def place_upload(
     return replace(
         spec,
         input=path,
-        output=str(files.folder / f"{JOB_FOLDER}{token}"),
+        output=str(files.folder / f"{JOB_FOLDER_PREFIX}{token}"),
         upload=UploadedInput(
             file.filename, owner, {form: f"file-{token}.{form}" for form in forms}
         ),

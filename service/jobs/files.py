@@ -33,7 +33,7 @@ from mlcd.service.settings import Files, Settings
 from mlcd.service.timings import DAY_S, FILE_DRAFT_S
 
 Purpose = Literal["batch", "batch_output", "images", "job_output", "upload_part"]
-JOB_FOLDER: Final = "job-"  # prefix of the folders that jobs on uploaded files work in
+JOB_FOLDER_PREFIX: Final = "job-"  # of the folders that jobs on uploaded files work in
 _RESERVED_BYTES: Final = 8 * 2**20  # an upload reserves its quota in steps of this size
 _SCHEMA: Final = """
 BEGIN IMMEDIATE;
@@ -263,7 +263,9 @@ class FileStore:
             is_old = _modified_s(path) < now_s - FILE_DRAFT_S
             if is_old and path.name.removesuffix(".part") not in in_use:
                 path.unlink(missing_ok=True)
-        for path in self.folder.glob(f"{JOB_FOLDER}*"):  # of failed jobs that nobody has retried
+        for path in self.folder.glob(
+            f"{JOB_FOLDER_PREFIX}*"
+        ):  # of failed jobs that nobody has retried
             if _modified_s(path) < now_s - self._settings.keep_days * DAY_S:
                 shutil.rmtree(path, ignore_errors=True)
         return len(expired)

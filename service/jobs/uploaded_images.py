@@ -8,11 +8,11 @@ import stat
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, Final, NoReturn, cast
+from typing import IO, BinaryIO, Final, NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -63,7 +63,9 @@ def check_images(path: Path, limits: ArchiveLimits) -> str:
     return _suffix_of_image(head)
 
 
-def _check(check: Any, path: Path, limits: ArchiveLimits, suffix: str) -> str:
+def _check(
+    check: Callable[[Path, ArchiveLimits], None], path: Path, limits: ArchiveLimits, suffix: str
+) -> str:
     try:
         check(path, limits)
     except InvalidInput:

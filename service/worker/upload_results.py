@@ -58,7 +58,10 @@ class UploadResults:
         source = open_source(spec.input)
         work = FinishedWork(artifact, source, lambda key: _show_key(key, spec))
         stem = Path(spec.upload.filename).stem
-        for form, file_id in spec.upload.results.items():
+        # the errors first, as `are_written` asks for the other results alone
+        for form, file_id in sorted(
+            spec.upload.results.items(), key=lambda item: item[0] != ERRORS
+        ):
             errors = artifact.path / ERRORS_FILE
             if form == ERRORS and not (errors.is_file() and errors.stat().st_size):
                 continue

@@ -74,12 +74,12 @@ def _kill(process):
     process.wait()
 
 
-def persist(call):
+def persist(call, *arguments, **options):
     """Returns the answer of a call that is repeated until the server gives it."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         with contextlib.suppress(*PASSING):
-            answer = call()
+            answer = call(*arguments, **options)
             if answer.status_code not in (429, 502, 503, 504):
                 assert answer.is_success, answer.text
                 return answer
@@ -113,7 +113,7 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(journey, tmp_path):
 def _play(stack, client, receiver, rng, lines, packed):
     """Submits batches and jobs between the kills; returns their ids and the webhook."""
     webhook = persist(
-        lambda: client.post("/v1/webhook_endpoints", json={"name": "ends", "url": receiver.url})
+        client.post, "/v1/webhook_endpoints", json={"name": "ends", "url": receiver.url}
     ).json()
     batch_ids, job_ids = [], []
     for number in range(NUM_KILLS):
@@ -127,47 +127,44 @@ def _play(stack, client, receiver, rng, lines, packed):
 
 def _begin_batch(client, lines):
     file = {"file": ("in.jsonl", to_jsonl(lines))}
-    upload = persist(lambda: client.post("/v1/files", files=file, data={"purpose": "batch"}))
+    upload = persist(client.post, "/v1/files", files=file, data={"purpose": "batch"})
     body = {
         "input_file_id": upload.json()["id"],
         "endpoint": "/v1/embeddings",
         "completion_window": "24h",
     }
-    return persist(lambda: client.post("/v1/batches", json=body)).json()["id"]
+    return persist(client.post, "/v1/batches", json=body).json()["id"]
 
 
 def _begin_job(client, packed, key):
     file = {"file": ("digits.zip", packed)}
-    upload = persist(lambda: client.post("/v1/files", files=file, data={"purpose": "images"}))
+    upload = persist(client.post, "/v1/files", files=file, data={"purpose": "images"})
     body = {"kind": "embed", "input": {"file": upload.json()["id"]}, "results": ["jsonl"]}
     headers = {"Idempotency-Key": key.replace(" ", "-")}
-    return persist(lambda: client.post("/v1/jobs", json=body, headers=headers)).json()["id"]
+    return persist(client.post, "/v1/jobs", json=body, headers=headers).json()["id"]
 
 
 def _check(client, ids, lines, receiver, webhook):
     batch_ids, job_ids = ids
 
     def all_ended():
-        batches = [persist(lambda: client.get(f"/v1/batches/{id_}")).json() for id_ in batch_ids]  # noqa: B023
-        jobs = [persist(lambda: client.get(f"/v1/jobs/{id_}")).json() for id_ in job_ids]  # noqa: B023
+        batches = [persist(client.get, f"/v1/batches/{id_}").json() for id_ in batch_ids]
+        jobs = [persist(client.get, f"/v1/jobs/{id_}").json() for id_ in job_ids]
         states = [batch["status"] for batch in batches] + [job["state"] for job in jobs]
         assert not {*states} & {"failed", "expired", "cancelled", "canceled"}, (batches, jobs)
         return {*states} == {"completed", "succeeded"}
 
     until(all_ended, 240)
-    expected = [
-        persist(lambda: client.post("/v1/embeddings", json=line["body"])).content  # noqa: B023
-        for line in lines
-    ]
+    expected = [persist(client.post, "/v1/embeddings", json=line["body"]).content for line in lines]
     for batch_id in batch_ids:
-        output = persist(lambda: client.get(f"/v1/batches/{batch_id}")).json()["output_file_id"]  # noqa: B023
+        output = persist(client.get, f"/v1/batches/{batch_id}").json()["output_file_id"]
         written = client.get(f"/v1/files/{output}/content").content.splitlines()
         for line, row, answer in zip(lines, written, expected, strict=True):
             assert json.loads(row)["custom_id"] == line["custom_id"]
             assert b'"body":' + answer + b"}" in row
     contents = []
     for job_id in job_ids:
-        job = persist(lambda: client.get(f"/v1/jobs/{job_id}")).json()  # noqa: B023
+        job = persist(client.get, f"/v1/jobs/{job_id}").json()
         assert (job["progress"]["done"], job["progress"]["failed_items"]) == (60, 0)
         contents.append(client.get(f"/v1/files/{job['results']['jsonl']}/content").content)
     assert len({*contents}) == 1

@@ -31,13 +31,15 @@ def uploaded(files, tmp_path):
     with zipfile.ZipFile(packed, "w") as archive:
         for path in sorted(write_digits(tmp_path / "digits", 10).rglob("*.png")):
             archive.write(path, path.name)
+        archive.writestr("broken.png", b"no image")
     with files.begin(None) as draft:
         draft.write(packed.read_bytes())
         return draft.finish("digits.zip", "images")
 
 
-def test_a_crash_between_the_results_and_the_report_changes_nothing(
-    queue, files, uploaded, tmp_path, monkeypatch
+@pytest.mark.parametrize("num_written", [0, 1])
+def test_a_crash_between_results_or_before_the_report_changes_nothing(
+    queue, files, uploaded, tmp_path, monkeypatch, num_written
 ):
     work_folder = tmp_path / "files" / "job-1"
     upload = UploadedInput("digits.zip", None, {"parquet": "file-1.parquet", "errors": "file-1.e"})
@@ -59,8 +61,13 @@ def test_a_crash_between_the_results_and_the_report_changes_nothing(
     for _ in outcome.sizes:
         queue.complete(perform()[0])
 
-    def crash(*_, **__):
-        raise KeyboardInterrupt
+    publish, published = FileStore.publish, []
+
+    def crash(store, *arguments, **options):
+        if len(published) == num_written:
+            raise KeyboardInterrupt
+        published.append(arguments)
+        return publish(store, *arguments, **options)
 
     with monkeypatch.context() as patch:  # the process dies while it writes a result
         patch.setattr(FileStore, "publish", crash)
@@ -78,5 +85,5 @@ def test_a_crash_between_the_results_and_the_report_changes_nothing(
     assert files.path("file-1.parquet").read_bytes() == written
     assert not work_folder.exists()
     assert sorted(path.name for path in files.folder.glob("file-*")) == sorted(
-        [uploaded.id, "file-1.parquet"]
+        [uploaded.id, "file-1.e", "file-1.parquet"]
     )
