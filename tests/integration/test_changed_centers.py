@@ -25,7 +25,7 @@ def served(tmp_path_factory, digits):
         ("clusters", "merge", place / "updated", 3, 7, place / "merged"),
     ):
         assert (done := call_mlcd(*command)).returncode == 0, done.stderr
-    with serving("pixels", centers=place / "merged") as server:
+    with serving("pixels", centers=place / "merged", state_dir=place / "state") as server:
         yield place / "merged", server
 
 
@@ -37,7 +37,10 @@ def test_labels_and_centers_name_the_cluster_and_what_is_novel(served, digits):
         assert [each["cluster"] for each in listed["centers"]] == clusters.tolist()
         assert listed["centers"][7]["cluster"] == 3 != listed["centers"][7]["id"]
         assert listed["recent"] == {"images": 0, "novelty": None}
-        assert client.get("/v1/centers/7").json()["cluster"] == 3
+        # a search does not subtract the mean that these centers were compared without
+        assert client.put("/v1/collections/photos").status_code == 201
+        merged = client.get("/v1/centers/7").json()
+        assert (merged["cluster"], merged["collections"]) == (3, [])
         ordinary = [path.read_bytes() for path in sorted(digits.rglob("*.png"))[::9]]
         noise = io.BytesIO()
         pixels = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)

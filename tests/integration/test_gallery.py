@@ -52,6 +52,7 @@ def test_every_item_is_a_member_of_the_center_that_is_its_label(client, centers,
     assert nearest["similarity"] == pytest.approx(first["similarity"], abs=1e-5)
     shown = [example["id"] for example in center["examples"]]
     assert shown == [member["id"] for member in members[: len(shown)]]
+    assert "demo" in client.get(f"/v1/centers/{center['id']}").json()["collections"]
     whole = client.get(f"/v1/centers/{center['id']}", params=DEMO).json()
     assert centers["novelty_from"] == "collection"
     novel = sum(

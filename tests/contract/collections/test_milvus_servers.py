@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlcd.collections.item import Item
+from mlcd.collections.milvus.connection import MilvusClient
 from mlcd.collections.places import open_place
 from mlcd.errors import ConfigInvalid, Conflict, NotFound, StoreUnreachable
 from mlcd.types import unit_rows
@@ -41,7 +42,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_the_password(guarded,
         (f"milvus://root:{SECRET}@127.0.0.1:1/a?index={SECRET}", "hnsw, ivf_flat"),
         (
             f"milvus://root:{SECRET}@127.0.0.1:1/a?index=DISKANN",
-            r"builds it\): give one of hnsw, ivf_flat",
+            r"our tests cannot build it\): give one of hnsw, ivf_flat",
         ),
     ):
         with pytest.raises((ConfigInvalid, StoreUnreachable), match=said) as caught:
@@ -51,6 +52,16 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_the_password(guarded,
     monkeypatch.setitem(sys.modules, "mlcd.collections.milvus.store", None)
     with pytest.raises(ConfigInvalid, match=r"pip install .*\[milvus\]"):
         open_place(guarded.url())
+
+
+def test_a_user_without_rights_is_told_which_are_required(guarded):
+    client = MilvusClient(guarded.uri, token=f"root:{SECRET}")
+    client.create_user("guest", SECRET)
+    client.close()
+    with pytest.raises(ConfigInvalid, match="refuses this user: grant it all on the collections"):
+        open_place(guarded.url(credentials=f"guest:{SECRET}")).create(
+            "c", fingerprint=FINGERPRINT, dimension=DIMENSION
+        )
 
 
 def test_the_environment_says_who_somebody_is(guarded, monkeypatch):

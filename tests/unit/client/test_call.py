@@ -1,13 +1,16 @@
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from mlcd.client import AnswerInvalid, Client
 from mlcd.client.call import Call
 from mlcd.client.results import Answer, Embedded, Found, Labeled, Origin
 from mlcd.errors import Conflict, ImageRejected
 from mlcd.wire.item_search import ItemMatch
 from mlcd.wire.nearest_centers import Label
+from tests.unit.client.scripted import Reply, scripted
 
 ORIGIN = Origin("m", "a" * 64, 1)
 BAD = ImageRejected("undecodable", "the image is damaged", remedy="mend it")
@@ -77,3 +80,26 @@ def test_matches_stand_at_their_queries_places():
     match = ItemMatch(id="k", similarity=0.5, metadata=None)
     found = Found.of([[match], BAD], ORIGIN)
     assert (found.matches, found.errors) == ([[match], []], {1: BAD})
+
+
+def test_a_server_that_states_no_limits_is_not_this_service():
+    info = {
+        "model": "m",
+        "fingerprint": "a" * 64,
+        "preprocess_version": 1,
+        "version": "1",
+        "dimension": 2,
+        "engine": "onnx",
+        "precision": "float32",
+        "preprocess": {},
+        "image_formats": [],
+        "centers": None,
+        "collections": [],
+        "limits": {},
+    }
+    with (
+        scripted(Reply(body=json.dumps(info).encode())) as (url, _),
+        Client(url) as client,
+        pytest.raises(AnswerInvalid, match="check the URL and the server's version"),
+    ):
+        client.embed([b"an image"])
