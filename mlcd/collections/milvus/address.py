@@ -78,8 +78,8 @@ def _read_options(shown: str, query: str) -> dict[str, str]:
             )
         if name == "index" and values[-1].lower() == _UNTESTED:
             raise ConfigInvalid(
-                f"the index {_UNTESTED} in the URL of {shown} is not offered (untested: the Milvus of"
-                " our tests cannot build it)",
+                f"the index {_UNTESTED} in the URL of {shown} is not offered (untested: the"
+                " Milvus of our tests cannot build it)",
                 remedy=f"give one of {', '.join(allowed)}",
             )
         if values[-1] not in allowed:
