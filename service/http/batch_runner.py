@@ -15,16 +15,16 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import orjson
 from fastapi import FastAPI
-from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Message, Scope
 
-from mlcd.errors import ArtifactInvalid, MlcdError, NotFound
+from mlcd.errors import ArtifactInvalid, ImageRejected, MlcdError, NotFound
 from mlcd.service.http.auth import CALLER
 from mlcd.service.http.problems import RETRYABLE_STATUSES
+from mlcd.service.jobs.batch_inputs import MISSING, InputRequest, count_requests, read_requests
 from mlcd.service.jobs.batches import BatchStore, InputFault, StoredBatch
 from mlcd.service.jobs.files import new_id
 from mlcd.service.resources import Resources
@@ -32,35 +32,16 @@ from mlcd.service.settings import Files
 from mlcd.service.timings import BATCH_LONGEST_WAIT_S, BATCH_POLL_S, FILES_SWEEP_S
 
 _log = logging.getLogger("mlcd.batches")
-_MOST_FAULTS: Final = 50  # of an input that are reported
-_MOST_LINE_BYTES: Final = 2**26
 _WINDOW_BYTES: Final = 2**25  # of the lines that are in memory together, but for one long line
-_ID_CHARS: Final = 512
-_RULES: Final = {
-    "custom_id": f"custom_id must be a string of 1 to {_ID_CHARS} characters",
-    "method": "method must be POST",
-    "url": "url must be a string",
-    "body": "body must be a JSON object",
-}
-_MISSING: Final = InputFault("missing_input", "the input file was deleted")
 _Answer = TypeVar("_Answer")
-
-
-class _Request(BaseModel):
-    """A line of the input."""
-
-    custom_id: Annotated[str, Field(min_length=1, max_length=_ID_CHARS)]
-    method: Literal["POST"]
-    url: str
-    body: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A request of the input. body: JSON."""
+    """A request of the input. body: JSON, or why the image of the request cannot be read."""
 
     custom_id: str
-    body: bytes
+    body: bytes | ImageRejected
 
 
 @dataclass(frozen=True)
@@ -170,30 +151,42 @@ class BatchRunner:
             if batch.has_ended:
                 return
         if batch.done < batch.total and not source.exists():
-            await self._in_thread(_finish, self._store, batch, _MISSING)
+            await self._in_thread(_finish, self._store, batch, MISSING)
             return
         drafts = await self._in_thread(_Drafts, self._store, batch)
-        lines = await self._in_thread(_read_from, source, batch.done)
+        requests = await self._in_thread(self._read_requests, batch, source)
         try:
             while batch.state == "in_progress" and batch.done < batch.total:
                 if time.time() > batch.expires_s:
                     break
                 if not self._serves(batch):
                     return  # until its model is served again
-                window = await self._in_thread(_take, lines, self._settings.batch_concurrency)
+                window = await self._in_thread(_take, requests, self._settings.batch_concurrency)
                 results = await self._answer_window(batch, window)
                 batch = await self._in_thread(drafts.count, batch, results)
             if batch.done < batch.total:
                 batch = await self._in_thread(self._store.update, batch.id, _end_early)
-                batch = await self._in_thread(_give_up, drafts, batch, lines)
+                batch = await self._in_thread(_give_up, drafts, batch, requests)
         finally:
             drafts.close()
         await self._in_thread(_finish, self._store, batch)
         _log.info("%s: %d answers, %d errors", batch.id, batch.completed, batch.failed)
 
+    def _read_requests(self, batch: StoredBatch, source: Path) -> Iterator[InputRequest]:
+        if batch.done == batch.total:
+            return iter(())  # its input may be gone
+        resources: Resources = self._app.state.resources
+        return read_requests(
+            source,
+            batch.done,
+            endpoint=batch.endpoint,
+            model=resources.encoder.name,
+            filename=self._store.files.find(batch.input_file_id, batch.owner).filename,
+        )
+
     async def _validate(self, batch: StoredBatch, source: Path) -> StoredBatch:
         total, faults = await self._in_thread(
-            validate, source, batch.endpoint, self._settings.max_batch_lines
+            count_requests, source, batch.endpoint, self._settings.max_batch_lines
         )
         if faults:
             failed = replace(batch, faults=tuple(faults)).become("failed")
@@ -212,6 +205,8 @@ class BatchRunner:
 
     async def _answer(self, batch: StoredBatch, line: _Line) -> _Result:
         """Answers a line; one that is refused for load is tried again until the batch expires."""
+        if isinstance(line.body, ImageRejected):
+            return _failure(line.custom_id, line.body.reason, str(line.body))
         while True:
             request_id = f"{batch.id}-{new_id('')}"
             status, retry_after_s, body = await self._call(batch, line.body, request_id)
@@ -264,67 +259,16 @@ def order_fairly(
     return [batch for _, _, batch in sorted(ordered, key=lambda entry: entry[:2])]
 
 
-def validate(source: Path, endpoint: str, max_lines: int) -> tuple[int, list[InputFault]]:
-    """Returns the number of requests in the input, and what is wrong with it."""
-    seen: set[str] = set()
-    faults: list[InputFault] = []
-    try:
-        with source.open("rb") as file:
-            for number, content in enumerate(_lines_of(file), 1):
-                fault = _fault_of(content, endpoint, seen)
-                if fault is not None:
-                    faults.append(replace(fault, line=number))
-                if len(seen) > max_lines:
-                    fault = InputFault("too_many_lines", f"at most {max_lines} requests in a batch")
-                    return len(seen), [fault]
-                if len(faults) == _MOST_FAULTS:
-                    break
-    except FileNotFoundError:
-        return 0, [_MISSING]
-    if not seen and not faults:
-        faults.append(InputFault("empty_file", "the file must have at least 1 request, got 0"))
-    return len(seen), faults
-
-
-def _fault_of(content: bytes, endpoint: str, seen: set[str]) -> InputFault | None:
-    """Returns what is wrong with a line; else adds its custom_id to `seen`."""
-    try:
-        request = _Request.model_validate_json(content)
-    except ValidationError as error:
-        path = error.errors(include_url=False, include_input=False)[0]["loc"]
-        field = str(path[0]) if path else "json_line"
-        return InputFault(f"invalid_{field}", _RULES.get(field, "a line must be one JSON object"))
-    if request.url != endpoint:
-        return InputFault("invalid_url", f"url must be {endpoint}, the endpoint of the batch")
-    if request.custom_id in seen:
-        return InputFault("duplicate_custom_id", "custom_id must occur once in the file")
-    seen.add(request.custom_id)
-    return None
-
-
-def _lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines that are not empty. One of more than _MOST_LINE_BYTES comes in parts, which
-    are not JSON.
-    """
-    while line := file.readline(_MOST_LINE_BYTES):
-        if line.strip():
-            yield line
-
-
-def _read_from(source: Path, num_done: int) -> Iterator[_Line]:
-    """Yields the requests of a validated input after the first `num_done`."""
-    with source.open("rb") as file:
-        for content in islice(_lines_of(file), num_done, None):
-            request = orjson.loads(content)
-            yield _Line(request["custom_id"], orjson.dumps(request["body"]))
-
-
-def _take(lines: Iterator[_Line], num: int) -> list[_Line]:
+def _take(requests: Iterator[InputRequest], num: int) -> list[_Line]:
     """Returns the next lines: at most `num`, and fewer where they are long."""
-    window, num_bytes = [], 0
-    for line in lines:
-        window.append(line)
-        num_bytes += len(line.body)
+    window, num_bytes = list[_Line](), 0
+    for request in requests:
+        try:
+            body: bytes | ImageRejected = request.read_body()
+        except ImageRejected as rejection:
+            body = rejection
+        window.append(_Line(request.custom_id, body))
+        num_bytes += 0 if isinstance(body, ImageRejected) else len(body)
         if len(window) == num or num_bytes >= _WINDOW_BYTES:
             break
     if not window:
@@ -380,17 +324,13 @@ def _open_at(store: BatchStore, file_id: str, num_bytes: int) -> BinaryIO:
     return file
 
 
-def _give_up(drafts: _Drafts, batch: StoredBatch, lines: Iterator[_Line]) -> StoredBatch:
-    """Writes the lines without an answer to the error file of a batch that ends early."""
+def _give_up(drafts: _Drafts, batch: StoredBatch, requests: Iterator[InputRequest]) -> StoredBatch:
+    """Writes the requests without an answer to the error file of a batch that ends early."""
     code = "batch_expired" if "expired" in batch.times else "batch_cancelled"
     message = "the batch ended before this request was answered"
     while num_left := min(batch.total - batch.done, 1000):
         results = [
-            _Result(
-                is_success=False,
-                content=_to_line(line.custom_id, None, {"code": code, "message": message}),
-            )
-            for line in islice(lines, num_left)
+            _failure(request.custom_id, code, message) for request in islice(requests, num_left)
         ]
         if not results:
             raise ArtifactInvalid("the input of a batch became shorter")
@@ -445,6 +385,12 @@ def _result(custom_id: str, status: int, request_id: str, body: bytearray) -> _R
         is_success=status < 300,
         content=_to_line(custom_id, response, None),
     )
+
+
+def _failure(custom_id: str, code: str, message: str) -> _Result:
+    """Returns the result of a request that no route has answered."""
+    error = {"code": code, "message": message}
+    return _Result(is_success=False, content=_to_line(custom_id, None, error))
 
 
 def _to_line(custom_id: str, response: bytes | None, error: dict[str, str] | None) -> bytes:

@@ -1,4 +1,4 @@
-"""Batches: requests of one JSONL file, answered one by one into an output and an error file.
+"""Batches: requests of one file, answered one by one into an output and an error file.
 
 A batch is a row beside its owner's files. One process at a time works on it, which holds the lock
 of `<id>.lock`; the operating system frees the lock of a dead process, and another continues. The
@@ -18,12 +18,14 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from mlcd.errors import Conflict, NotFound
+from mlcd.service.errors import BadRequest
 from mlcd.service.jobs.files import FileStore, new_id
 from mlcd.service.jobs.webhooks import WebhookEvent, add_event
 from mlcd.service.timings import DAY_S
 from mlcd.types import Fingerprint
 from mlcd.wire.batches import BatchState, Endpoint
 
+_INPUTS: Final = ("batch", "images")
 _ENDED: Final = frozenset({"completed", "failed", "expired", "cancelled"})
 
 
@@ -102,8 +104,15 @@ class BatchStore:
         metadata: dict[str, str] | None,
         fingerprint: Fingerprint,
     ) -> StoredBatch:
-        """Adds a batch. Raises NotFound for a file that the owner does not have."""
-        self.files.find(input_file_id, owner)
+        """Adds a batch. Raises NotFound for a file that the owner does not have, BadRequest for one
+        of another purpose.
+        """
+        purpose = self.files.find(input_file_id, owner).purpose
+        if purpose not in _INPUTS:
+            raise BadRequest(
+                f"the file must have the purpose batch or images, got {purpose}",
+                param="input_file_id",
+            )
         batch = StoredBatch(
             new_id("batch_"),
             owner,

@@ -63,6 +63,15 @@ def check_images(path: Path, limits: ArchiveLimits) -> str:
     return _suffix_of_image(head)
 
 
+def name_in_upload(key: str, stored: Path, filename: str) -> str:
+    """Returns the name of an image in an upload, as its owner knows it.
+
+    key: that of the stored file, whose name is not the owner's. filename: the owner's name of the
+    file.
+    """
+    return filename if key == stored.name else key.removeprefix(f"{stored.stem}/")
+
+
 def _check(
     check: Callable[[Path, ArchiveLimits], None], path: Path, limits: ArchiveLimits, suffix: str
 ) -> str:

@@ -15,6 +15,7 @@ from mlcd.pipelines.result_files import FinishedWork, write_results
 from mlcd.service.jobs.files import FileDraft, FileStore
 from mlcd.service.jobs.job import ERRORS, JobSpec, UploadedInput
 from mlcd.service.jobs.roots import Roots
+from mlcd.service.jobs.uploaded_images import name_in_upload
 
 
 class OtherFiles(ConfigInvalid):
@@ -108,9 +109,5 @@ def _write_errors(listed: Path, draft: FileDraft, spec: JobSpec) -> None:
 
 
 def _show_key(key: str, spec: JobSpec) -> str:
-    """Returns the name of an image in the results: the upload is stored under another name than its
-    owner's.
-    """
     assert spec.upload is not None
-    stored = Path(spec.input)
-    return spec.upload.filename if key == stored.name else key.removeprefix(f"{stored.stem}/")
+    return name_in_upload(key, Path(spec.input), spec.upload.filename)

@@ -7,7 +7,9 @@ import json
 import random
 import socket
 import subprocess
+import tarfile
 import time
+import zipfile
 from datetime import UTC, datetime
 
 import httpx
@@ -120,6 +122,91 @@ def test_an_input_that_is_not_requests_fails_with_the_line(served, change, code,
     assert (batch["status"], batch["output_file_id"]) == ("failed", None)
     (fault,) = batch["errors"]["data"]
     assert (fault["code"], fault["line"]) == (code, line)
+
+
+def png(seed):
+    return base64.b64decode(data_uri(seed).partition(",")[2])
+
+
+def pack_zip(images):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in images.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+def pack_tar(images):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in images.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def begin_images(client, content, filename="photos.zip", endpoint=ENDPOINT):
+    file = client.post(
+        "/v1/files", files={"file": (filename, content)}, data={"purpose": "images"}
+    ).json()
+    body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": "24h"}
+    return client.post("/v1/batches", json=body)
+
+
+@pytest.mark.parametrize("pack", [pack_zip, pack_tar])
+def test_each_image_of_an_archive_is_a_request(served, pack):
+    _, client, _ = served
+    images = {f"día/{number}.png": png(number) for number in range(20)}
+    images["día/bad.png"] = b"no image"
+    content = pack(images)
+    if pack is pack_zip:  # an entry whose bytes do not have its checksum cannot be read
+        content = content.replace(images["día/3.png"][-30:-20], bytes(10))
+        del images["día/3.png"]
+    batch = wait_ended(client, begin_images(client, content).json()["id"])
+    num_failed = 21 - len(images) + 1
+    assert batch["request_counts"] == {
+        "total": 21,
+        "completed": 21 - num_failed,
+        "failed": num_failed,
+    }
+    answers = {row["custom_id"]: row for row in results(client, batch["output_file_id"])}
+    failed = {row["custom_id"]: row for row in results(client, batch["error_file_id"])}
+    stem = "" if pack is pack_zip else ".png"  # a tar groups the files of a sample
+    assert {*answers, *failed} == {name.removesuffix(stem) for name in [*images, "día/3.png"]}
+    assert failed["día/bad.png".removesuffix(stem)]["response"]["status_code"] == 400
+    if pack is pack_zip:
+        assert failed["día/3.png"]["response"] is None
+        assert failed["día/3.png"]["error"]["code"] == "unreadable"
+    for number in (0, 4, 19):
+        body = {"model": "pixels", "input": [data_uri(number)]}
+        row = answers[f"día/{number}.png".removesuffix(stem)]
+        assert row["response"]["body"] == client.post(ENDPOINT, json=body).json()
+
+
+def test_one_image_is_a_batch_under_the_name_of_its_file(served):
+    _, client, _ = served
+    batch = wait_ended(client, begin_images(client, png(1), "mine.png").json()["id"])
+    (row,) = results(client, batch["output_file_id"])
+    assert row["custom_id"] == "mine.png"
+
+
+def test_what_a_batch_of_images_cannot_be(served):
+    _, client, _ = served
+    answer = begin_images(client, pack_zip({"a.png": png(0)}), endpoint="/v1/classify")
+    assert answer.status_code == 400
+    assert "must be for /v1/embeddings or /v1/labels" in answer.text
+    ended = wait_ended(client, begin_images(client, pack_zip({"a.txt": b"text"})).json()["id"])
+    assert (ended["status"], ended["errors"]["data"][0]["code"]) == ("failed", "empty_file")
+    batch = wait_ended(client, begin_images(client, png(1), "mine.png").json()["id"])
+    body = {
+        "input_file_id": batch["output_file_id"],
+        "endpoint": ENDPOINT,
+        "completion_window": "24h",
+    }
+    answer = client.post("/v1/batches", json=body)
+    assert answer.status_code == 400
+    assert "purpose batch or images, got batch_output" in answer.text
 
 
 def test_a_batch_over_a_file_that_is_deleted_fails(served):

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import time
+import zipfile
 from pathlib import Path
 
 import httpx
@@ -23,10 +24,11 @@ NODE = Path(__file__).parents[2] / ".venv-sdk" / "node"
 SCRIPT = """
 import OpenAI, { toFile } from "openai";
 const client = new OpenAI({ baseURL: process.argv[1] + "/v1", apiKey: "unused" });
-let input = "";
-for await (const piece of process.stdin) input += piece;
+const pieces = [];
+for await (const piece of process.stdin) pieces.push(piece);
+const [name, purpose] = process.argv.slice(2);
 const file = await client.files.create({
-  file: await toFile(Buffer.from(input), "in.jsonl"), purpose: "batch",
+  file: await toFile(Buffer.concat(pieces), name), purpose,
 });
 let batch = await client.batches.create({
   input_file_id: file.id, endpoint: "/v1/embeddings", completion_window: "24h",
@@ -71,6 +73,14 @@ def to_jsonl(bodies, endpoint):
     ).encode()
 
 
+def to_zip(uris):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for number, uri in enumerate(uris):
+            archive.writestr(f"{number:04}.png", base64.b64decode(uri.partition(",")[2]))
+    return out.getvalue()
+
+
 def finished(client, batch):
     while batch.status not in ENDED:
         time.sleep(0.3)
@@ -103,6 +113,25 @@ def test_batches_of_2000_images_equal_the_synchronous_answers(client, url, model
     assert client.files.delete(file.id).deleted
     with pytest.raises(openai.NotFoundError):
         client.files.retrieve(file.id)
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/labels"])
+def test_a_batch_of_an_archive_of_2000_images(client, url, model, uris, endpoint):
+    file = client.files.create(file=("photos.zip", to_zip(uris)), purpose="images")
+    batch = finished(
+        client,
+        client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h"),
+    )
+    assert (batch.status, batch.request_counts.completed) == ("completed", NUM_IMAGES)
+    rows = [json.loads(line) for line in client.files.content(batch.output_file_id).iter_lines()]
+    assert [row["custom_id"] for row in rows] == [
+        f"{number:04}.png" for number in range(NUM_IMAGES)
+    ]
+    for number in range(0, NUM_IMAGES, 97):
+        uri = uris[number]
+        body = {"model": model, "input": [uri]} if "emb" in endpoint else {"images": [uri]}
+        answer = httpx.post(f"{url}{endpoint}", json=body).json()
+        assert rows[number]["response"]["body"] == answer
 
 
 def test_an_upload_in_parts(client, tmp_path):
@@ -148,10 +177,12 @@ def test_litellm(url, model, uris):
     shutil.which("node") is None or not NODE.is_dir(),
     reason="Node, or its client of OpenAI, is not installed",
 )
-def test_node(url, model, uris):
-    content = to_jsonl([{"model": model, "input": [uri]} for uri in uris[:20]], "/v1/embeddings")
+@pytest.mark.parametrize(("name", "purpose"), [("in.jsonl", "batch"), ("in.zip", "images")])
+def test_node(url, model, uris, name, purpose):
+    bodies = [{"model": model, "input": [uri]} for uri in uris[:20]]
+    content = to_zip(uris[:20]) if purpose == "images" else to_jsonl(bodies, "/v1/embeddings")
     done = subprocess.run(
-        ["node", "--input-type=module", "-e", SCRIPT, url],
+        ["node", "--input-type=module", "-e", SCRIPT, url, name, purpose],
         input=content,
         cwd=NODE,
         capture_output=True,

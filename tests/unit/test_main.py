@@ -1,4 +1,4 @@
-"""What `mlcd` sets before it imports numpy."""
+"""The environment that `mlcd` sets before it imports numpy."""
 
 import os
 import subprocess

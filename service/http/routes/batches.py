@@ -10,6 +10,7 @@ from mlcd.service.http.access import Opened
 from mlcd.service.http.auth import needs
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.routes.files import owner_of, require_batches
+from mlcd.service.jobs.batch_inputs import check_endpoint
 from mlcd.service.jobs.batches import StoredBatch
 from mlcd.service.timings import DAY_S
 from mlcd.wire.batches import (
@@ -30,11 +31,14 @@ _UNITS: Final = {"h": 3600.0, "d": DAY_S}
 
 @router.post("/v1/batches", dependencies=[needs("jobs")], responses=_ONE)
 async def create(body: BatchRequest, request: Request, resources: Opened) -> BatchObject:
-    """Answers the requests of an uploaded file, one by one, with the model that is served now.
+    """Answers the requests of an uploaded file, one by one, with the model that is served now. The
+    file holds requests as JSONL, or images: then each image is a request, and its `custom_id` is
+    the image's name.
 
     The answers are those of the endpoint itself, in the order of the requests. A request that is
     refused is in the error file, and the others go on.
     """
+    check_endpoint(body.input_file_id, body.endpoint)
     window = body.completion_window
     make = partial(
         require_batches(resources).create,

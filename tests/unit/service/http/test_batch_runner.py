@@ -22,7 +22,8 @@ class App:
     """An ASGI application that answers every request alike, after the refusals that it is given."""
 
     def __init__(self, *refusals):
-        encoder, settings = SimpleNamespace(fingerprint="f"), SimpleNamespace(files=Files())
+        encoder = SimpleNamespace(fingerprint="f", name="m")
+        settings = SimpleNamespace(files=Files())
         resources = SimpleNamespace(encoder=encoder, settings=settings)
         self.state = SimpleNamespace(resources=resources)
         self.refusals, self.calls = list(refusals), 0
