@@ -112,7 +112,9 @@ class FileStore:
         with self._opening:
             if self._database is None:
                 path = self.folder / "files.sqlite"
-                self._database = SqliteFile(path, _prepare, late=True, name="the table of files")
+                self._database = SqliteFile(
+                    path, _prepare, defer_errors=True, name="the table of files"
+                )
             return self._database
 
     def close(self) -> None:
