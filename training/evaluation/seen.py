@@ -187,7 +187,7 @@ def _find_trained_pairs(checkpoint: Artifact, run: Path) -> _Digests:
     images_parent, embeddings_parent = parents["images"], parents.get("embeddings")
     config = build_config(PairsConfig, read_run_fields(run))
     data = config.data.model_copy(update={"pairs": _locate(checkpoint, images_parent)})
-    embeddings = embeddings_parent and _open_parent(checkpoint, embeddings_parent)
+    embeddings = None if embeddings_parent is None else _open_parent(checkpoint, embeddings_parent)
     if embeddings is not None and embeddings.kind != "embeddings":
         embeddings = None  # the parent may be an artifact of augmented views: it has no digests
     config_with_current_paths = config.model_copy(update={"data": data})
