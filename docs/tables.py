@@ -20,9 +20,9 @@ _REFERENCE: Final = Path(__file__).parent / "reference"
 _SETTINGS_HEAD: Final = """# Settings
 
 Environment variables of `mlcd serve`; command-line options win. An unknown `MLCD_` name is refused
-with a suggestion. `mlcd serve --print-config` prints every setting as it would be used, one
-`NAME=value` a line, secrets masked; `mlcd serve --config FILE` reads such lines, and the
-environment wins over them. `python docs/tables.py` generates this page.
+with a suggestion. `mlcd serve --print-config` prints the effective settings, one `NAME=value` a
+line, secrets masked; `mlcd serve --config FILE` reads such lines, and the environment wins over
+them. `python docs/tables.py` generates this page.
 
 More on [models](../how-to/bring-weights.md), [engines](../explanation/engines.md),
 [decoding](decoding.md#decode-modes), [approximate labels](rest.md#labels), [load
@@ -56,7 +56,7 @@ def settings_page() -> str:
             model = group_model(Settings.model_fields[group[0]])
             assert model is not None
             assert model.__doc__ is not None
-            heading = [f"## {model.__name__}", "", model.__doc__.strip(), ""]
+            heading = [f"## {group[0].capitalize()}", "", model.__doc__.strip(), ""]
         sections.append("\n".join([*heading, *_table(fields)]))
     return "\n".join(sections)
 

@@ -45,7 +45,7 @@ def translate_error(place: str, error: Exception) -> MlcdError:
     )
 
 
-def not_opened(url: str) -> MlcdError:
+def cannot_open_error(url: str) -> MlcdError:
     """Returns the error for a URL that fsspec cannot open."""
     if url.partition("://")[0] in available_protocols():  # Azure's file system requires an account
         return InvalidInput(f"{url} asks for credentials", remedy=_RIGHTS)

@@ -30,7 +30,7 @@ _FAILURE_COUNT_KEY: Final = "mlcd/failures"
 _Integers = TypeVar("_Integers", np.int64, np.int32)
 
 
-class Elsewhere(Exception):
+class ReportedElsewhere(Exception):
     """Another process reports the error; this process ends silently."""
 
 
@@ -99,7 +99,7 @@ class World:
         summed: NDArray[_Integers] = total.cpu().numpy()
         return summed
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Returns the first process's value in all processes."""
         if self.size == 1:
             return value
@@ -181,7 +181,7 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
 
 @contextmanager
 def one_voice(world: World) -> Iterator[None]:
-    """Makes the first process that fails raise its error, and all other processes Elsewhere.
+    """Makes the first process that fails raise its error, all other processes ReportedElsewhere.
 
     Processes do not meet, because they may be at different points of their work.
     """
@@ -199,7 +199,7 @@ def one_voice(world: World) -> Iterator[None]:
             raise
         # torchrun stops all processes once one ends, so the process with the reason must end first
         time.sleep(_REASON_WAIT_S)
-        raise Elsewhere from error
+        raise ReportedElsewhere from error
     except RuntimeError as error:
         # Almost only a lost process raises a RuntimeError here, so a word in the message suffices.
         if not is_of_lost_process(error) and not any(
@@ -213,4 +213,4 @@ def one_voice(world: World) -> Iterator[None]:
                 remedy="run the same command again: it resumes from its checkpoint",
             ) from error
         time.sleep(_REASON_WAIT_S)
-        raise Elsewhere from error
+        raise ReportedElsewhere from error

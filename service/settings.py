@@ -60,7 +60,8 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_request_chars: Annotated[int, Field(gt=0)] = 2**20
     """Characters of all texts in one request, or of all prompts in one request to classify."""
     rate_chars: Annotated[int, Field(gt=0)] = 1024
-    """Characters that count as one text of a key's rate. A longer text counts several times."""
+    """Characters charged as one text against a key's rate limit; a longer text is charged several
+    times."""
     max_prompts: Annotated[int, Field(gt=0)] = 16_384
     """Class names times templates in one request to classify."""
     max_top: Annotated[int, Field(gt=0)] = 1000
@@ -212,8 +213,8 @@ class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """Seconds that Redis keeps an embedding. 0: no cache in Redis, even if other features use
     Redis."""
     redis_bytes: Annotated[int, Field(gt=0)] | None = None
-    """Memory of Redis, in bytes for all its clients, above which no embedding is written. Unset:
-    only Redis's own maxmemory counts."""
+    """No embedding is written while Redis uses more than this many bytes for all its clients.
+    Unset: only Redis's own maxmemory counts."""
     timeout_s: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Seconds for a look-up in Redis. A slower look-up counts as a miss."""
     dtype: Literal["float32", "float16"] = "float32"
@@ -363,7 +364,7 @@ class Settings(BaseSettings):
 
     model: str
     """starter, a directory of `mlcd export`, other weights that `mlcd export` reads, an .onnx file
-    with its JSON, hog or pixels."""
+    with its JSON, or an encoder without weights: hog, pixels."""
     centers: str | None = None
     """Centers to label with. Default: those in the model's directory."""
     engine: EngineName | Literal["triton", "fake"] = "auto"

@@ -18,7 +18,7 @@ from mlcd.training.preemption import Interrupted, Preempted, Signals, receive_si
 from mlcd.training.processes import Processes
 from mlcd.training.telemetry.step_meters import NotFinite, StepMeters
 from mlcd.training.telemetry.throughput import Throughput
-from mlcd.world import Elsewhere
+from mlcd.world import ReportedElsewhere
 
 _MAX_UNREADABLE: Final = 256  # images of consecutive steps of which no image could be read
 
@@ -224,7 +224,7 @@ def _step(
                     run, batch.step, error.meters, supports_replay=config.supports_replay
                 )
                 if processes.world.rank == 0
-                else Elsewhere()
+                else ReportedElsewhere()
             ) from error
     state.step += 1
     state.skipped_samples += config.schedule.batch_size - agreement.num_samples
@@ -238,7 +238,7 @@ def _check_readable(num_images: int, step: int, processes: Processes) -> None:
     if num_images < _MAX_UNREADABLE:
         return
     if processes.world.rank:  # process 0 reports the error
-        raise Elsewhere
+        raise ReportedElsewhere
     raise Unavailable(
         f"the last {num_images} images, up to step {step}, cannot be read",
         remedy="make the images readable again, then run the same command to resume",

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Unavailable
-from mlcd.world import Elsewhere, World, is_of_lost_process, open_world, torchrun_variable
+from mlcd.world import ReportedElsewhere, World, is_of_lost_process, open_world, torchrun_variable
 
 _TIMEOUT: Final = timedelta(minutes=5)  # for collectives and barriers
 _NO_TIMEOUT: Final = timedelta(days=30)
@@ -47,7 +47,7 @@ class Processes:
             dist.monitored_barrier(self.control, timeout=_TIMEOUT, wait_all_ranks=True)
         except RuntimeError as error:
             if self.world.rank or (absent := _ABSENT.search(str(error))) is None:
-                raise Elsewhere from error
+                raise ReportedElsewhere from error
             raise Unavailable(
                 f"process {absent[1].strip()} did not reach {point}",
                 remedy="look at its output, then start again",
@@ -57,7 +57,7 @@ class Processes:
     def failing_together(self) -> Iterator[None]:
         """Raises on all processes if the block raises on any of them.
 
-        The failed process of lowest rank raises its own error, the other processes Elsewhere.
+        The failed process of lowest rank raises its own error, the others ReportedElsewhere.
         """
         failure: Exception | None = None
         try:
@@ -70,14 +70,14 @@ class Processes:
         if lowest_failed_rank == rank and failure is not None:
             raise failure
         if lowest_failed_rank < size:
-            raise Elsewhere from failure
+            raise ReportedElsewhere from failure
 
     @contextmanager
     def lead(self, work: str) -> Iterator[None]:
         """Runs the block on local rank 0 first; the machine's other processes run it afterwards.
 
-        They wait without a timeout, and raise Elsewhere if local rank 0 fails. work: unique key of
-        this block in torchrun's store.
+        They wait without a timeout, and raise ReportedElsewhere if local rank 0 fails. work: unique
+        key of this block in torchrun's store.
         """
         if self.local_size == 1:
             yield
@@ -87,7 +87,7 @@ class Processes:
         if self.local_rank:
             store.wait([key], _NO_TIMEOUT)
             if store.get(key).decode() != _DONE:
-                raise Elsewhere
+                raise ReportedElsewhere
             yield
             return
         outcome = "failed"
@@ -112,7 +112,7 @@ class Processes:
             raise self._describe_loss(current[0]) from error
 
     def _describe_loss(self, work: str) -> Exception:
-        """Returns Unavailable on the lowest surviving rank, Elsewhere on the other survivors.
+        """Returns Unavailable on the lowest surviving rank, ReportedElsewhere on other survivors.
 
         Each survivor registers in torchrun's store; the ranks that did not are reported as lost.
         """
@@ -125,7 +125,7 @@ class Processes:
         except RuntimeError:  # the process that hosts the store is lost
             present = [rank]
         if present[0] != rank:
-            return Elsewhere()
+            return ReportedElsewhere()
         missing = ", ".join(str(number) for number in range(size) if number not in present)
         problem = (
             f"process {missing} is gone" if missing else "the processes cannot reach each other"

@@ -18,7 +18,7 @@ from mlcd.training.start import SIZES, tower_fields
 
 _STEPS = "schedule.steps (epochs x images / schedule.batch_size)"
 
-# Our keys by the names that other programs have for them, without the section.
+# Maps names of keys in other programs, without the section, to our keys.
 _OTHER_NAMES = {
     "learning_rate": "optim.lr",
     "max_lr": "optim.lr",
@@ -78,7 +78,7 @@ def read_fields(
 def _drop_replaced_towers(fields: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the fields without the sizes of those towers for which the overrides set `start`.
 
-    A recipe that sets only a resolution, and no tower, keeps it.
+    A section without a tower size (`width`) stays, for example if it sets only a resolution.
     """
     overriding = apply_overrides({}, overrides, {})
     remaining = dict(fields)
@@ -166,7 +166,7 @@ def _join_key(path: Sequence[int | str]) -> str:
 
 
 def _list_missing(problem: Mapping[str, Any]) -> list[str]:
-    """Returns the keys that an error of type `missing` names, maybe several in its context."""
+    """Returns the missing keys: those listed in the error's context, otherwise its location."""
     names = problem.get("ctx", {}).get("names")
     return (
         [_join_key(problem["loc"])]
@@ -183,8 +183,8 @@ def _suggest_key(name: str, kind: type[Section]) -> str:
     """
     keys = _list_keys(kind)
     section, _, word = name.rpartition(".")
-    if (key_elsewhere := _OTHER_NAMES.get(word.lower())) is not None:
-        return f"did you mean {key_elsewhere}?"
+    if (our_key := _OTHER_NAMES.get(word.lower())) is not None:
+        return f"did you mean {our_key}?"
     by_word: dict[str, str] = {}
     # Keys of the same section win.
     for key in sorted(keys, key=lambda key: not key.startswith(f"{section}.")):
@@ -219,7 +219,9 @@ def _read_recipe(recipe: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigInvalid(f"{recipe} is not YAML") from error
     if not isinstance(fields, dict):
-        raise ConfigInvalid(f"{recipe} must contain sections")
+        raise ConfigInvalid(
+            f"{recipe} must be a YAML mapping of sections, got {type(fields).__name__}"
+        )
     return fields
 
 

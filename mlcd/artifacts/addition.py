@@ -94,9 +94,9 @@ def open_addition(
         parents,
         artifact.fingerprint,
     )
-    draft = Draft(artifact.path, request, stays_here=True)
+    draft = Draft(artifact.path, request, upload=False)  # `publish` uploads its files
     if draft.read_request() not in (None, request.identity()):
-        draft = Draft(artifact.path, request, fresh=True, stays_here=True)
+        draft = Draft(artifact.path, request, fresh=True, upload=False)
     with draft:
         if open_artifact(artifact.path, verify_files=False).digest != artifact.digest:
             shutil.rmtree(draft.path)

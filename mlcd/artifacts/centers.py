@@ -9,10 +9,10 @@ mean.npy        optional: float32 [d], subtracted from unit embeddings (which ar
                 whose features lie in a narrow cone
 examples.arrow  optional: the keys of a few members of each center, see
                 `mlcd.artifacts.examples`
-audit.npy       optional: float16 [n, d], unit rows of the model, to measure the recall of
-                approximate look-ups
+audit.npy       optional: float16 [n, d], unit embeddings of the model, to measure the recall
+                of approximate look-ups
 quantiles.npy   optional: float32 [k], the distance (1 - cosine) within which a fraction of each
-                cluster's members lies: 95 %, or the fraction that a change of the centers set
+                cluster's members lies: 95 %; a later change of the centers can set another
 clusters.npy    optional: int32 [k], the cluster of each center, after changes of the centers,
                 see `mlcd.artifacts.living_centers`
 levels.parquet  optional: the coarser levels, see `mlcd.artifacts.center_levels`
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.center_levels import read_paths
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.examples import EXAMPLES, Examples
-from mlcd.artifacts.given_names import MADE_NAMES, original_names, read_given_names
+from mlcd.artifacts.given_names import ORIGINAL_NAMES, original_names, read_given_names
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, ShortRepr, unit_rows
@@ -58,7 +58,7 @@ class Centers(ShortRepr):
     names: tuple[str | None, ...] | None = None
     mean: NDArray[np.float32] | None = None
     examples: Examples | None = None
-    # rows of the model, drawn by hash, if possible from rows that the centers were not fitted on
+    # embeddings of the model, drawn by hash, if possible ones that the centers were not fitted on
     audit_rows: NDArray[np.float16] | None = None
     quantiles: NDArray[np.float32] | None = None
     clusters: NDArray[np.int32] | None = None
@@ -74,7 +74,9 @@ class Centers(ShortRepr):
             )
         for field in _PER_CENTER:
             if (values := getattr(self, field)) is not None and len(values) != num:
-                raise ArtifactInvalid(f"{field} must be for {num} centers, got {len(values)}")
+                raise ArtifactInvalid(
+                    f"{field} must have {num} values, one per center, got {len(values)}"
+                )
         if self.audit_rows is not None and self.audit_rows.shape[1:] != (dimension,):
             raise ArtifactInvalid(
                 f"audit rows must have the dimension {dimension} of the centers, got the shape"
@@ -121,7 +123,7 @@ class Centers(ShortRepr):
             with draft.write(name) as path, path.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
         if self.names is not None:
-            draft.write_json(MADE_NAMES, list(self.names))
+            draft.write_json(ORIGINAL_NAMES, list(self.names))
         if self.examples is not None:
             with draft.write(EXAMPLES) as path:
                 self.examples.write(path)

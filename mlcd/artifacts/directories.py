@@ -14,7 +14,7 @@ from typing import IO, Any, Final, Self
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
+from mlcd.artifacts.disk import raise_if_disk_full, replacing, translate_os_errors
 from mlcd.artifacts.manifest import FileEntry
 from mlcd.errors import (
     ArtifactInvalid,
@@ -22,7 +22,7 @@ from mlcd.errors import (
     MlcdError,
 )
 from mlcd.locations import Location, check_no_credentials, install_command_for_url
-from mlcd.store_errors import not_opened, translate_error
+from mlcd.store_errors import cannot_open_error, translate_error
 
 _CHUNK_BYTES: Final = 8 << 20
 _SMALL_BYTES: Final = 16 << 20  # files up to this size are sent in one request
@@ -50,7 +50,7 @@ class Directory:
                 remedy=install_command_for_url(text),
             ) from error
         except ValueError as error:
-            raise not_opened(text) from error
+            raise cannot_open_error(text) from error
         return cls(text, filesystem, path.rstrip("/"))
 
     def contains(self, directory: "Directory") -> bool:
@@ -112,8 +112,10 @@ class Directory:
         with self._translate_errors(name):
             self._filesystem.pipe_file(self._full_path(name), content)
 
-    def take(self, name: str, source: "Directory", size_bytes: int | None = None) -> None:
-        """Copies the file from the source without verifying it. Raises NotFound.
+    def copy_unverified(
+        self, name: str, source: "Directory", size_bytes: int | None = None
+    ) -> None:
+        """Copies the file from the source, without comparing digests. Raises NotFound.
 
         size_bytes: size of the file, if known.
         """
@@ -226,7 +228,7 @@ class Directory:
         except (MlcdError, GeneratorExit):
             raise
         except Exception as error:  # each file system has its own errors
-            refuse_full_disk(error, Path(full_location))
+            raise_if_disk_full(error, Path(full_location))
             raise translate_error(full_location, error) from error
 
 

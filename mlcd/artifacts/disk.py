@@ -42,7 +42,7 @@ def translate_os_errors(path: Path, *, remedy: str | None = None) -> Iterator[No
         raise
 
 
-def refuse_full_disk(error: BaseException, path: Path) -> None:
+def raise_if_disk_full(error: BaseException, path: Path) -> None:
     """Raises DiskFull for an error that reports no space left, or a limit on file sizes."""
     if _is_disk_full(error):
         raise DiskFull(

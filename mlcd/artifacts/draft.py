@@ -21,7 +21,7 @@ from mlcd.artifacts.copies import is_finished, make_room
 from mlcd.artifacts.disk import (
     hold_lock,
     lock_directory,
-    refuse_full_disk,
+    raise_if_disk_full,
     sync_path,
     temporary_path,
     translate_os_errors,
@@ -123,7 +123,7 @@ class Draft:
     late, after the draft was published or removed, gets a Conflict. Hidden files are working notes,
     which `publish` removes.
 
-    For an output at a URL, each finished file is also uploaded immediately, unless stays_here.
+    For an output at a URL, each finished file is also uploaded immediately, unless upload=False.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class Draft:
         *,
         fresh: bool = False,
         shared: bool = False,
-        stays_here: bool = False,
+        upload: bool = True,
     ) -> None:
         self.out = out
         self._fresh, self._shared, self._may_remove = fresh, shared, False
         self.request = request
         self.path = draft_path(out)
         self._uploads: Nowhere | Uploads = (
-            Nowhere(self.path) if stays_here else uploads_of(out, self.path, shared=shared)
+            uploads_of(out, self.path, shared=shared) if upload else Nowhere(self.path)
         )
         self._descriptor: int | None = None
         self._entries: dict[str, FileEntry] = {}
@@ -210,7 +210,7 @@ class Draft:
                 self._uploads.discard()
         self._unlock()
         if error is not None:
-            refuse_full_disk(error, self.out)
+            raise_if_disk_full(error, self.out)
 
     def keep(self) -> None:
         """Keeps all files from now on, even if the attempt fails because of its settings."""

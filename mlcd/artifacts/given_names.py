@@ -27,7 +27,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.text_tables import decode_text, split_lines
 
 GIVEN_NAMES: Final = "given-names.json"
-MADE_NAMES: Final = "names.json"  # a file of the artifact itself
+ORIGINAL_NAMES: Final = "names.json"  # a file of the artifact itself
 MAX_NAME: Final = 200  # characters, because a name is shown in one line
 _HEADER: Final = ("id", "name")
 _MAX_HISTORY: Final = 1000  # changes by people in the file, which each change rewrites
@@ -104,9 +104,9 @@ def current_names(artifact: Artifact) -> GivenNames:
 
 def original_names(artifact: Artifact) -> Names | None:
     """Returns the names stored in the artifact itself; None if it has none."""
-    if MADE_NAMES not in artifact.files:
+    if ORIGINAL_NAMES not in artifact.files:
         return None
-    return tuple(json.loads(artifact.file(MADE_NAMES).read_text()))
+    return tuple(json.loads(artifact.file(ORIGINAL_NAMES).read_text()))
 
 
 def change_names(

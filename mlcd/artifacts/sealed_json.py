@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifacts.disk import refuse_full_disk, translate_os_errors, write_synced
+from mlcd.artifacts.disk import raise_if_disk_full, translate_os_errors, write_synced
 from mlcd.errors import ArtifactInvalid
 
 _CHECKSUM: Final = "checksum"
@@ -25,7 +25,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
             path.parent.mkdir(exist_ok=True)
             write_synced(path, seal_bytes(content))
     except OSError as error:
-        refuse_full_disk(error, path)
+        raise_if_disk_full(error, path)
         raise
 
 

@@ -146,7 +146,7 @@ class Uploads:
     def put(self, name: str) -> None:
         self._check_not_taken_over()
         size_bytes = (self._draft / name).stat().st_size
-        self._remote.take(name, Directory.at(self._draft), size_bytes)
+        self._remote.copy_unverified(name, Directory.at(self._draft), size_bytes)
 
     def _check_not_taken_over(self) -> None:
         """Raises Conflict if the work was published, removed or taken over meanwhile."""
@@ -163,7 +163,7 @@ class Uploads:
     def fetch(self, name: str) -> bool:
         if self._shared:
             try:
-                Directory.at(self._draft).take(name, self._remote)
+                Directory.at(self._draft).copy_unverified(name, self._remote)
             except NotFound:
                 return False
         return self._shared
@@ -180,7 +180,7 @@ class Uploads:
             if is_hidden(name) or sizes.get(name) != remote_sizes[name]
         ]
         for _ in for_files(
-            lambda name: draft.take(name, self._remote, remote_sizes[name]), missing
+            lambda name: draft.copy_unverified(name, self._remote, remote_sizes[name]), missing
         ):
             pass
 

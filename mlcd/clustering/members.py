@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mlcd.world import World
 
 NUM_EXAMPLES: Final = 8
-ORDINARY: Final = 0.95  # share of a cluster's members that are not novel
+NOVELTY_QUANTILE: Final = 0.95  # of members' distances; images beyond it count as novel
 
 
 class NearestMembers:
@@ -36,8 +36,9 @@ class NearestMembers:
         candidate_rows = np.concatenate([self.rows[touched].ravel(), rows[better]])
         candidate_scores = np.concatenate([self.scores[touched].ravel(), scores[better]])
         order = np.lexsort((candidate_rows, -candidate_scores, center_ids))
-        of = center_ids[order]
-        rank = np.arange(len(of)) - np.searchsorted(of, of)
+        sorted_center_ids = center_ids[order]
+        starts = np.searchsorted(sorted_center_ids, sorted_center_ids)
+        rank = np.arange(len(order)) - starts
         # Every touched center keeps at least as many entries as it had.
         chosen = order[rank < num_each]
         self.rows[touched] = candidate_rows[chosen].reshape(-1, num_each)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.members import ORDINARY
+from mlcd.clustering.members import NOVELTY_QUANTILE
 from mlcd.collections.by_row import ByRow, read_by_row, write_by_row
 from mlcd.collections.searcher import Searcher
 from mlcd.types import Embeddings, Neighbors, cosines
@@ -23,7 +23,7 @@ from mlcd.types import Embeddings, Neighbors, cosines
 CLUSTERS: Final = "clusters"
 _ASSIGNED: Final = np.empty(0, np.dtype([("center", "<i4"), ("similarity", "<f4")]))
 _SHOWN_DIGITS: Final = 16
-LEAST_ORDINARY: Final = 20  # fewest items for which the ordinary distance is estimated
+MIN_ROWS_FOR_NOVELTY: Final = 20  # fewest items for which the novelty distance is estimated
 
 # nearest(vectors [n, D]) returns the nearest center of each unit row, [n, 1]
 Nearest: TypeAlias = Callable[[Embeddings], Neighbors]
@@ -91,13 +91,13 @@ class Clusters:
         return self._mean(beyond.astype(np.float64))
 
     @cached_property
-    def ordinary_distance(self) -> float | None:
+    def novelty_distance(self) -> float | None:
         """Returns the 95 % quantile of 1 - cosine between items and their centers; None with fewer
-        than `LEAST_ORDINARY` items.
+        than `MIN_ROWS_FOR_NOVELTY` items.
         """
-        if len(self.similarities) < LEAST_ORDINARY:
+        if len(self.similarities) < MIN_ROWS_FOR_NOVELTY:
             return None
-        return float(np.quantile(1 - self.similarities, ORDINARY))
+        return float(np.quantile(1 - self.similarities, NOVELTY_QUANTILE))
 
     def centers(self) -> NDArray[np.int32]:
         """Returns the center of each position of the searcher, -1 for a dead position."""

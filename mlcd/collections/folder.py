@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
+from mlcd.artifacts.disk import raise_if_disk_full, replacing, translate_os_errors
 from mlcd.collections.generation import open_newest
 from mlcd.collections.growth import Growth
 from mlcd.collections.ledger import Ledger
@@ -51,7 +51,7 @@ def make_folder(path: Path, facts: Mapping[str, Any]) -> None:
         try:
             write_empty(path, facts)
         except (OSError, MlcdError) as error:
-            refuse_full_disk(error, path)
+            raise_if_disk_full(error, path)
             raise
 
 

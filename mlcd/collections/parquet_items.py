@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
+from mlcd.artifacts.disk import raise_if_disk_full, replacing, translate_os_errors
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item, encode_metadata
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
@@ -42,7 +42,7 @@ def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
                     num_items += len(items)
                     meter.advance(len(items))
         except OSError as error:
-            refuse_full_disk(error, path)
+            raise_if_disk_full(error, path)
             raise
     return num_items
 

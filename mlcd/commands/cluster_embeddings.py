@@ -140,7 +140,7 @@ def cluster(
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, choose_number, plan
     from mlcd.pipelines.cluster import cluster as run
-    from mlcd.world import Elsewhere, one_voice, open_world
+    from mlcd.world import ReportedElsewhere, one_voice, open_world
 
     options = ClusterOptions(
         num_clusters=clusters or (levels or choices)[0],
@@ -177,7 +177,7 @@ def cluster(
                 artifact = cluster_on_ray(opened, out, options, on, reporter, announce=announce)
             else:
                 artifact = run(opened, out, options, reporter=reporter, world=world)
-    except Elsewhere:
+    except ReportedElsewhere:
         raise click.exceptions.Exit(_FAILED) from None
     facts = artifact.summary
     bounded = (

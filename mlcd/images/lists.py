@@ -92,7 +92,7 @@ def files_of_a_store(location: str, lines: Sequence[str]) -> tuple[Any, str, lis
     """
     stores = {check_no_credentials(line).partition("://")[0] for line in lines}
     filesystem, _ = fsspec.core.url_to_fs(lines[0])
-    paths = list(dict.fromkeys(map(filesystem._strip_protocol, lines)))  # noqa: SLF001 - a name
+    paths = list(dict.fromkeys(map(filesystem._strip_protocol, lines)))  # noqa: SLF001 - not public
     folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
     if len(stores) > 1 or not folder:
         raise InvalidInput(

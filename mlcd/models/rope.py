@@ -69,8 +69,8 @@ class RotaryPositions(nn.Module):
 
 def patch_angles(grid: tuple[int, int], head_dim: int) -> Tensor:
     """Returns the angles of a grid of patches, float64 [rows * columns, R], row-major."""
-    angles = head_dim // 2
-    frequencies = _BASE ** (-torch.arange(0, angles, 2, dtype=torch.float64) / angles)
+    num_angles = head_dim // 2
+    frequencies = _BASE ** (-torch.arange(0, num_angles, 2, dtype=torch.float64) / num_angles)
     rows, columns = (torch.arange(num, dtype=torch.float64) for num in grid)
     row_angles = torch.outer(rows, frequencies)[:, None].expand(-1, grid[1], -1)
     column_angles = torch.outer(columns, frequencies)[None].expand(grid[0], -1, -1)

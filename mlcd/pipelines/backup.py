@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from mlcd.artifacts.disk import (
-    refuse_full_disk,
+    raise_if_disk_full,
     replacing,
     sync_path,
     temporary_path,
@@ -97,7 +97,7 @@ def back_up(state: Path, out: Path) -> Backup:
                 draft.mkdir(mode=0o700)
                 return _copy_state(state, draft)
         except OSError as error:
-            refuse_full_disk(error, out)
+            raise_if_disk_full(error, out)
             raise
 
 
@@ -128,7 +128,7 @@ def restore(backup: Path, state: Path) -> Backup:
                 shutil.rmtree(draft, ignore_errors=True)
             sync_path(state)
         except OSError as error:
-            refuse_full_disk(error, state)
+            raise_if_disk_full(error, state)
             raise
     return _summarize(manifest)
 

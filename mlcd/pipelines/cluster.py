@@ -182,7 +182,7 @@ def cluster(
             if options.report:
                 summary |= write_report(draft, result, assignment, classes)
             draft.publish(summary=summary, logs=(REPORT, PICTURE))
-    world.share(None)  # a barrier: the artifact exists afterwards
+    world.broadcast(None)  # a barrier: the artifact exists afterwards
     published = find_published(out, request)
     assert published is not None
     return published
@@ -320,7 +320,7 @@ def _run_kmeans(
     world: World,
 ) -> KMeansResult:
     """Runs k-means, starting from the checkpoint in the draft if there is one."""
-    start = world.share(_read_state(draft) if draft else None)
+    start = world.broadcast(_read_state(draft) if draft else None)
     done = start.iteration if start else 0
     with reporter.stage("cluster", options.passes + 1, done=done) as meter:
         return kmeans(

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlcd.artifacts.addition import first_part_after
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
+from mlcd.artifacts.disk import raise_if_disk_full, replacing, translate_os_errors
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Parent
 from mlcd.clustering.cells import Take
@@ -153,7 +153,7 @@ def duplicates(
                 for group in groups:
                     file.write(json.dumps(group.record(ids), ensure_ascii=False) + "\n")
         except OSError as error:
-            refuse_full_disk(error, out)
+            raise_if_disk_full(error, out)
             raise
     return len(groups), sum(len(group.rows) for group in groups)
 

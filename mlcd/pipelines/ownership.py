@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mlcd.artifacts.disk import (
     lock_directory,
-    refuse_full_disk,
+    raise_if_disk_full,
     replacing,
     sync_path,
     translate_os_errors,
@@ -67,7 +67,7 @@ def claim(path: Path, owner: str) -> None:
                 draft.mkdir()
                 write_owner(draft, owner)
         except OSError as error:
-            refuse_full_disk(error, path)
+            raise_if_disk_full(error, path)
             if error.errno not in _EXISTS_ERRORS:
                 raise
             if owner_of(path) != owner:

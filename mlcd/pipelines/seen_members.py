@@ -14,7 +14,7 @@ from mlcd.artifacts.examples import Examples
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.kmeans import KMeansResult
 from mlcd.clustering.kmeans_plan import MEASURED_EACH
-from mlcd.clustering.members import ORDINARY, NearestMembers
+from mlcd.clustering.members import NOVELTY_QUANTILE, NearestMembers
 from mlcd.clustering.novelty import own_quantiles
 from mlcd.clustering.rows import Rows, lowest_hashed
 from mlcd.world import World
@@ -77,4 +77,4 @@ class SeenMembers:
         """
         lengths = result.sizes.astype(np.float64) * np.nan_to_num(result.cosines)
         own = assignment[self.measured]
-        return own_quantiles(own, self.distances, len(lengths), ORDINARY, lengths)
+        return own_quantiles(own, self.distances, len(lengths), NOVELTY_QUANTILE, lengths)

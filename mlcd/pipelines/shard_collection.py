@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifacts.disk import refuse_full_disk, sync_path, translate_os_errors
+from mlcd.artifacts.disk import raise_if_disk_full, sync_path, translate_os_errors
 from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
@@ -136,7 +136,7 @@ class CollectionShards:
                 collection_path.rename(self._out)
                 sync_path(self._out.parent)
             except OSError as error:
-                refuse_full_disk(error, self._out)
+                raise_if_disk_full(error, self._out)
                 is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
                 # another process with the same owner may have published it
                 if not (is_taken and self._is_published()):

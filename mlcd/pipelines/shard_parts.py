@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.disk import raise_if_disk_full
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import ERRORS
 from mlcd.artifacts.manifest import Artifact, Request, draft_path
@@ -153,7 +153,7 @@ class DraftShards:
                     draft.write_json(OWNER, self._owner)
                 yield draft
         except OSError as error:  # raised while the draft was entered
-            refuse_full_disk(error, self._out)
+            raise_if_disk_full(error, self._out)
             raise
 
     def _check_request(self, draft: Draft) -> None:

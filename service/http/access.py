@@ -15,7 +15,7 @@ async def _get_resources(request: Request) -> Resources:
     return cast(Resources, request.state.resources)
 
 
-Opened = Annotated[Resources, Depends(_get_resources)]
+AppResources = Annotated[Resources, Depends(_get_resources)]
 
 
 def sees(name: str, request: Request) -> bool:

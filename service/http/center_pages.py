@@ -151,26 +151,26 @@ def _compute_values(
     if clustered is None:
         return {**values, "spread": unknown, "novelty": unknown}
     clusters = clustered.clusters
-    ordinary_distance = lookup.ordinary_distances
-    if ordinary_distance is None:
-        ordinary_distance = clusters.ordinary_distance
+    novelty_distance = lookup.novelty_distances
+    if novelty_distance is None:
+        novelty_distance = clusters.novelty_distance
     return {
         **values,
         "members": clusters.num_members,
         "spread": clusters.spread,
-        "novelty": unknown if ordinary_distance is None else clusters.novelty(ordinary_distance),
+        "novelty": unknown if novelty_distance is None else clusters.novelty(novelty_distance),
     }
 
 
 def _find_novelty_source(
     lookup: Lookup, clustered: Clustered | None
 ) -> Literal["centers", "collection"] | None:
-    """Returns which images define the ordinary distance: those of the centers or the collection."""
+    """Returns which images define the novelty distance: those of the centers or the collection."""
     if clustered is None:
         return None
-    if lookup.ordinary_distances is not None:
+    if lookup.novelty_distances is not None:
         return "centers"
-    return None if clustered.clusters.ordinary_distance is None else "collection"
+    return None if clustered.clusters.novelty_distance is None else "collection"
 
 
 def _order_centers(

@@ -20,7 +20,7 @@ from mlcd.collections.item import check_name
 from mlcd.errors import InvalidInput, MlcdError, Unavailable
 from mlcd.service.errors import BadRequest, RecordDamaged, StrictBatch
 from mlcd.service.http.dialect import Refusal, dialect_of
-from mlcd.service.http.unknown_names import is_shown, unknown_name
+from mlcd.service.http.unknown_names import is_safe_to_echo, unknown_name
 from mlcd.service.telemetry.logs import places
 
 _log = logging.getLogger("mlcd.service")
@@ -151,7 +151,7 @@ def bad_field(
 
 
 def _is_field(part: str) -> bool:
-    return part not in _UNION_BRANCHES and is_shown(part)
+    return part not in _UNION_BRANCHES and is_safe_to_echo(part)
 
 
 def _find_fields(model: Any, path: Sequence[int | str]) -> list[str]:

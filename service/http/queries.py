@@ -58,7 +58,7 @@ async def read_queries(request: Request, resources: Resources) -> Queries:
     """Reads queries from a multipart form, a raw image, or JSON with one of `KINDS`."""
     if media_type(request) == "application/json":
         return await queries_from_json(request, await read_json(request, resources), resources)
-    with resources.dispatcher.announce():
+    with resources.dispatcher.expect_item():
         images = await read_images(request, resources.settings.limits)
     return await _encode(request, images, resources)
 

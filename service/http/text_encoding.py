@@ -127,7 +127,7 @@ async def encode_with(
     """
 
     async def read_and_encode() -> EncodedTexts:
-        with tower.dispatcher.announce():
+        with tower.dispatcher.expect_item():
             tokens = await tower.reader.read(texts, reject_long=reject_long, owner=owner)
         encoded = await tower.pipeline.encode(tokens.ids, deadline=deadline, account=account)
         timings = replace(encoded.timings, tokenize_s=tokens.seconds)

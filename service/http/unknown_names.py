@@ -1,4 +1,4 @@
-"""The refusals of unknown names: query parameters and fields of bodies."""
+"""The errors for unknown names: query parameters and fields of bodies."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +27,8 @@ _SYNONYMS: Final = {
 }
 
 
-def is_shown(name: str) -> bool:
-    """Tells whether a refusal may repeat a name that a client sent: a short identifier."""
+def is_safe_to_echo(name: str) -> bool:
+    """Tells whether an error may repeat a name that a client sent: a short identifier."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -40,13 +40,13 @@ def unknown_name(
     within: Sequence[int | str] = (),
     elsewhere: Iterable[str] = (),
 ) -> BadRequest:
-    """Returns the refusal of the first of `names`. where: such as "the query string".
+    """Returns the error for the alphabetically first of the unknown `names`.
 
-    choices: valid names there. within: path to the object that has the name. elsewhere: query
-    parameters of the route, if the name is in a body.
+    choices: valid names. where: place of the names, such as "the query string". within: path to the
+    object that has the name. elsewhere: query parameters of the route, if the name is in a body.
     """
     name, choices = min(names), list(choices)
-    shown_name = name if is_shown(name) else None
+    shown_name = name if is_safe_to_echo(name) else None
     if name in elsewhere:
         remedy = f"give it in the query string: ?{name}=…"
     elif (similar := _find_similar(name, choices)) is not None:

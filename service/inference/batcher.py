@@ -2,7 +2,7 @@
 
 The next batch fills while the engine computes one, so batches grow with load. A full batch is sent
 ahead and waits at the engine, so that the engine is never idle. An idle engine waits at most two
-milliseconds, and only for announced items: a single request never waits. Requests take turns. If
+milliseconds, and only for expected items: a single request never waits. Requests take turns. If
 the engine fails, every item of the batch gets the error; items still in the queue go to the next
 engine process.
 """
@@ -56,7 +56,7 @@ class MicroBatcher:
         self._waiting: FairQueue[_Waiter] = FairQueue()
         self._changed = asyncio.Event()
         self._at_engine: set[asyncio.Task[None]] = set()
-        self._num_announced = 0
+        self._num_expected = 0
         metrics.queue_depth("engine", lambda: len(self._waiting))
 
     async def __aenter__(self) -> Self:
@@ -72,13 +72,13 @@ class MicroBatcher:
         _fail([self._waiting.take() for _ in range(len(self._waiting))], stopping)
 
     @contextlib.contextmanager
-    def announce(self) -> Iterator[None]:
-        """Announces an item within the context; the next batch may wait for it shortly."""
-        self._num_announced += 1
+    def expect_item(self) -> Iterator[None]:
+        """Expects an item within the context; the next batch may wait for it briefly."""
+        self._num_expected += 1
         try:
             yield
         finally:
-            self._num_announced -= 1
+            self._num_expected -= 1
 
     async def encode(
         self, item: NDArray[Any], *, deadline: float = np.inf, request: object | None = None
@@ -124,11 +124,11 @@ class MicroBatcher:
             await self._changed.wait()
 
     async def _gather(self) -> None:
-        """Waits up to MAX_BATCH_DELAY_S for announced items to join the batch."""
+        """Waits up to MAX_BATCH_DELAY_S for expected items to join the batch."""
         deadline = time.perf_counter() + MAX_BATCH_DELAY_S
         await asyncio.sleep(0)
         while (
-            self._num_announced
+            self._num_expected
             and len(self._waiting) < self._max_batch
             and time.perf_counter() < deadline
         ):

@@ -83,8 +83,8 @@ class Row:
 class Dispatcher(Protocol):
     """Sends prepared images or texts to an engine. Use from any task of one event loop."""
 
-    def announce(self) -> AbstractContextManager[None]:
-        """Announces, within the context, an item that is being prepared and will be sent soon."""
+    def expect_item(self) -> AbstractContextManager[None]:
+        """Expects an item within the context, in which it is prepared; it is sent soon after."""
         ...
 
     async def encode(

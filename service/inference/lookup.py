@@ -22,9 +22,9 @@ from mlcd.clustering.approximate import (
     divide,
     fewest_probes,
 )
-from mlcd.clustering.members import ORDINARY
+from mlcd.clustering.members import NOVELTY_QUANTILE
 from mlcd.clustering.nearest import CenterScan
-from mlcd.collections.clusters import LEAST_ORDINARY
+from mlcd.collections.clusters import MIN_ROWS_FOR_NOVELTY
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.randomness import hash_counters
@@ -186,7 +186,7 @@ class Lookup:
         self.centers = replace(self.centers, names=names.names)
 
     @cached_property
-    def ordinary_distances(self) -> NDArray[np.floating] | float | None:
+    def novelty_distances(self) -> NDArray[np.floating] | float | None:
         """Returns the distance (1 - cosine) to the nearest center within which most images like the
         clustered ones lie: per center, [K], or one for all.
 
@@ -196,10 +196,10 @@ class Lookup:
         if self.centers.quantiles is not None:
             return self.centers.quantiles
         audit_rows = self.centers.audit_rows
-        if audit_rows is None or len(audit_rows) < LEAST_ORDINARY:
+        if audit_rows is None or len(audit_rows) < MIN_ROWS_FOR_NOVELTY:
             return None
         rows = self.centers.align(unit_rows(audit_rows))
-        return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], ORDINARY))
+        return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], NOVELTY_QUANTILE))
 
     def remember(self, embeddings: Embeddings, neighbors: Neighbors) -> int | None:
         """Adds images to the recent ones, and returns how many lie beyond the quantile of their

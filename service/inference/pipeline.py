@@ -203,7 +203,7 @@ class Pipeline:
             started = time.perf_counter()
             self._num_decoding += 1
             try:
-                with self._dispatcher.announce():
+                with self._dispatcher.expect_item():
                     return await decoders.run(owner, num_pixels, prepare)
             finally:
                 self._num_decoding -= 1

@@ -1,6 +1,6 @@
-"""How a queue survives that its clock is set, forward or back.
+"""Lets a queue survive that its clock is set, forward or back.
 
-A leap forward ends leases early: they do not count as lost. A leap back makes leases and pauses
+A jump forward ends leases early: they do not count as lost. A jump back makes leases and pauses
 seem to end late: such jobs are tried too, and each time is cut back to its length from now.
 """
 
@@ -13,8 +13,9 @@ from typing import Final
 from mlcd.service.jobs.job import StoredJob
 from mlcd.service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
 
-# Further jobs that a claim tries: they seem due so late that the clock must have been set back.
-FAR: Final = 4
+# Number of jobs that a claim also tries although they seem due implausibly late: the clock must
+# have been set back.
+MAX_LATE_DUE: Final = 4
 
 
 class Clock:
@@ -25,7 +26,7 @@ class Clock:
         self._read = read
         self._turn = threading.Lock()
         self._last: tuple[float, float, float] | None = None
-        self._leapt_at_s: float | None = None
+        self._jumped_at_s: float | None = None
 
     def now_s(self) -> float:
         before_s = time.monotonic()
@@ -40,17 +41,19 @@ class Clock:
                     <= now_s - last_s
                     <= longest_s + CLOCK_TOLERANCE_S
                 ):
-                    self._leapt_at_s = after_s
+                    self._jumped_at_s = after_s
             self._last = before_s, now_s, after_s
         return now_s
 
-    def leapt(self, *, within_s: float) -> bool:
+    def has_clock_jumped(self, *, within_s: float) -> bool:
         """Returns whether the clock was set in the last within_s seconds of a monotonic clock."""
         with self._turn:
-            return self._leapt_at_s is not None and time.monotonic() - self._leapt_at_s <= within_s
+            return (
+                self._jumped_at_s is not None and time.monotonic() - self._jumped_at_s <= within_s
+            )
 
 
-def far_s(now_s: float, lease_s: float) -> float:
+def latest_due_s(now_s: float, lease_s: float) -> float:
     """Returns the latest end of a lease or a pause that starts now."""
     return now_s + max(lease_s, LONGEST_PAUSE_S) + CLOCK_MARGIN_S
 

@@ -66,7 +66,7 @@ class Transaction(Protocol):
         """
         ...
 
-    def leapt(self, *, within_s: float) -> bool:
+    def has_clock_jumped(self, *, within_s: float) -> bool:
         """Returns whether this clock was set, forward or back, in the last within_s seconds."""
         ...
 
@@ -79,11 +79,11 @@ class Transaction(Protocol):
     def save(self, record: StoredJob) -> None: ...
 
     def remove(self, record: StoredJob) -> None:
-        """Removes a job and all that is stored with it; the names that it holds stay."""
+        """Removes a job and all that is stored with it, except the names that it holds."""
         ...
 
-    def wipe(self, job_id: str) -> None:
-        """Removes all that is stored of a job that cannot be read, and the names that it holds."""
+    def remove_with_names(self, job_id: str) -> None:
+        """Removes all that is stored of a job that cannot be read, with the names that it holds."""
         ...
 
     def publish_event(self, event: Event) -> None:
@@ -131,8 +131,8 @@ class JobDatabase(Protocol):
     def due(
         self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> Sequence[str]:
-        """Returns ids of jobs with a task to lease now, oldest first, then some jobs with a task
-        due implausibly late (`far_s`).
+        """Returns ids of jobs with a task to lease now, oldest first, then up to MAX_LATE_DUE jobs
+        with a task due implausibly late (after `latest_due_s`).
 
         exclude: ids to leave out. The answer is a hint, as other workers lease at the same time.
         """
@@ -154,11 +154,9 @@ class JobDatabase(Protocol):
         """Returns the failures of these shards, given in ascending order; some may have none."""
         ...
 
-    def find_ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
-        """Returns jobs with nothing left to do, those that ended first, at most `limit`.
-
-        These are the ones that ended more than longer_than_s ago, or that exceed the number
-        more_than. The answer is a hint.
+    def find_expired(self, *, max_age_s: float, max_jobs: int, limit: int) -> list[Ended]:
+        """Returns ended jobs to remove, oldest end first, at most `limit`: those that ended more
+        than max_age_s ago, and the oldest beyond the newest max_jobs. The answer is a hint.
         """
         ...
 

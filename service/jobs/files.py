@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from mlcd.artifacts.disk import refuse_full_disk, sync_path
+from mlcd.artifacts.disk import raise_if_disk_full, sync_path
 from mlcd.errors import DiskFull, NotFound
 from mlcd.service.errors import QuotaExceeded, StorageFull, TooLarge
 from mlcd.service.jobs.sqlite_file import SqliteFile
@@ -112,7 +112,9 @@ class FileStore:
         with self._opening:
             if self._database is None:
                 path = self.folder / "files.sqlite"
-                self._database = SqliteFile(path, _prepare, late=True, name="the table of files")
+                self._database = SqliteFile(
+                    path, _prepare, defer_errors=True, name="the table of files"
+                )
             return self._database
 
     def close(self) -> None:
@@ -402,7 +404,7 @@ def _prepare(connection: sqlite3.Connection) -> None:
 
 def _disk_error(error: OSError) -> Exception:
     try:
-        refuse_full_disk(error, Path())
+        raise_if_disk_full(error, Path())
     except DiskFull:
         return StorageFull()
     return error

@@ -194,7 +194,7 @@ class Queue:
                 job_id, lambda record, now_s: transitions.cancel(record, now_s=now_s)
             )
         except RecordDamaged:
-            self._database.transact(lambda transaction: transaction.wipe(job_id))
+            self._database.transact(lambda transaction: transaction.remove_with_names(job_id))
             raise NotFound(
                 "the record of the job was damaged and is now deleted from the queue",
                 remedy="remove its output yourself",
@@ -302,20 +302,18 @@ class Queue:
             lambda record, now_s: transitions.fail(record, work, problem, now_s=now_s, fatal=fatal),
         )
 
-    def sweep(self, *, longer_than_s: float, more_than: int) -> int:
-        """Forgets jobs with nothing left to do, and their idempotency keys; returns how many.
+    def sweep(self, *, max_age_s: float, max_jobs: int) -> int:
+        """Forgets ended jobs, and their idempotency keys; returns their number.
 
-        It takes those that ended longer ago than longer_than_s, and the oldest of more than
-        more_than; at most `_SWEPT` in one call. Outputs are not touched.
+        Forgets those that ended more than max_age_s ago, and the oldest beyond the newest max_jobs;
+        at most `_SWEPT` in one call. Outputs stay.
         """
-        over = self._database.find_ended(
-            longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT
-        )
-        return sum(self._forget(ended) for ended in over if ended.job_id not in self._damaged)
+        expired = self._database.find_expired(max_age_s=max_age_s, max_jobs=max_jobs, limit=_SWEPT)
+        return sum(self._forget(ended) for ended in expired if ended.job_id not in self._damaged)
 
     def list_ended(self) -> list[Ended]:
         """Returns all jobs with nothing left to do, those that ended first; a hint."""
-        return self._database.find_ended(longer_than_s=0, more_than=0, limit=2**31)
+        return self._database.find_expired(max_age_s=0, max_jobs=0, limit=2**31)
 
     def note_served(self) -> None:
         """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the
@@ -395,7 +393,7 @@ class Queue:
                 now_s=transaction.now_s,
                 lease_s=lease_s,
                 images_of=lambda shard: transaction.size_of(job_id, shard),
-                leapt=transaction.leapt(within_s=lease_s),
+                clock_jumped=transaction.has_clock_jumped(within_s=lease_s),
             )
             self._keep(transaction, record, after)
             return work

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from mlcd.backoff import Backoff
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.service.errors import RecordDamaged
-from mlcd.service.jobs.clock import FAR, Clock, far_s
+from mlcd.service.jobs.clock import MAX_LATE_DUE, Clock, latest_due_s
 from mlcd.service.jobs.database import CANDIDATES, KEPT_EVENTS, Ended, Listed, Result
 from mlcd.service.jobs.job import (
     Event,
@@ -144,19 +144,20 @@ class RedisDatabase:
     ) -> list[str]:
         num = CANDIDATES + len(exclude)
         due: set[str] = set()
-        far: set[str] = set()
+        late: set[str] = set()
         now_s = self._clock.now_s()
         for key in map(self._keys.due, fingerprints):
             # Waiting tasks are due from 0 on, the oldest job first.
             # Leases and pauses end at their own times.
             due |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
             due |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
-            far |= set(
+            late |= set(
                 self._client.zrangebyscore(
-                    key, far_s(now_s, lease_s), "+inf", 0, FAR + len(exclude)
+                    key, latest_due_s(now_s, lease_s), "+inf", 0, MAX_LATE_DUE + len(exclude)
                 )
             )
-        return sorted(due.difference(exclude))[:CANDIDATES] + sorted(far.difference(exclude))[:FAR]
+        late_ids = sorted(late.difference(exclude))[:MAX_LATE_DUE]
+        return sorted(due.difference(exclude))[:CANDIDATES] + late_ids
 
     @_asks
     def pending(
@@ -190,11 +191,11 @@ class RedisDatabase:
         return [failure_from_json(failure) for failure in failures if failure is not None]
 
     @_asks
-    def find_ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
-        old_s = self._clock.now_s() - longer_than_s
+    def find_expired(self, *, max_age_s: float, max_jobs: int, limit: int) -> list[Ended]:
+        old_s = self._clock.now_s() - max_age_s
         old, extra = (
             self._client.zcount(self._keys.ended, "-inf", old_s),
-            self._client.zcard(self._keys.ended) - more_than,
+            self._client.zcard(self._keys.ended) - max_jobs,
         )
         num = min(limit, max(old, extra))
         pairs = (
@@ -292,8 +293,8 @@ class _RedisTransaction:
         self.read: dict[str, str | None] = {}
         self.commands: list[list[str]] = []
 
-    def leapt(self, *, within_s: float) -> bool:
-        return self._clock.leapt(within_s=within_s)
+    def has_clock_jumped(self, *, within_s: float) -> bool:
+        return self._clock.has_clock_jumped(within_s=within_s)
 
     def record(self, job_id: str) -> StoredJob | None:
         text = self._get(self._keys.record(job_id))
@@ -337,7 +338,7 @@ class _RedisTransaction:
             self._do("ZREM", key, record.id)
         self._do("HDEL", self._keys.waiting, record.id)
 
-    def wipe(self, job_id: str) -> None:
+    def remove_with_names(self, job_id: str) -> None:
         for key_of in (self._keys.record, self._keys.events, self._keys.sizes, self._keys.failures):
             self._do("DEL", key_of(job_id))
         indexes = [self._keys.all, self._keys.ended, *map(self._keys.state, _STATES)]

@@ -159,12 +159,12 @@ class Roots:
         folder, draft = out.parent, draft_path(out)
         if os.path.lexists(out):
             raise Conflict(
-                "the output exists already", remedy="name another: nothing is overwritten"
+                "the output exists already", remedy="give another: nothing is overwritten"
             )
         if os.path.lexists(draft):
             raise Conflict(
-                f"unfinished work stands at the output, as {draft.name}",
-                remedy="name another; what is left of a canceled job goes once a worker is there;"
+                f"unfinished work is at the output, as {draft.name}",
+                remedy="give another; files of a canceled job are removed when a worker runs;"
                 f" otherwise finish it with `mlcd label` or `mlcd embed`, or remove {draft.name}",
             )
         if out.suffix == _DRAFT:

@@ -86,7 +86,7 @@ class JobService:
             await asyncio.sleep(JOBS_COUNT_S)
 
     def _count(self) -> tuple[QueueStats, list[str]]:
-        self.queue.sweep(longer_than_s=self.keep_s, more_than=self.keep_jobs)
+        self.queue.sweep(max_age_s=self.keep_s, max_jobs=self.keep_jobs)
         self.queue.note_served()
         return self.queue.stats(), self.queue.workers()
 
@@ -99,7 +99,7 @@ async def open_job_service(settings: Settings) -> AsyncIterator[JobService | Non
     if not settings.jobs.roots:
         yield None
         return
-    with open_jobs(settings, late=True) as (queue, roots):
+    with open_jobs(settings, defer_errors=True) as (queue, roots):
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
         try:
             yield JobService(
@@ -110,22 +110,23 @@ async def open_job_service(settings: Settings) -> AsyncIterator[JobService | Non
 
 
 @contextmanager
-def open_jobs(settings: Settings, *, late: bool = False) -> Iterator[tuple[Queue, Roots]]:
-    """Opens the queue and the folders that jobs may use. Raises ConfigInvalid; late: see
-    `open_queue`.
+def open_jobs(settings: Settings, *, defer_errors: bool = False) -> Iterator[tuple[Queue, Roots]]:
+    """Opens the queue and the folders that jobs may use. Raises ConfigInvalid.
+
+    defer_errors: see `open_queue`.
     """
     roots = Roots(
         settings.jobs.roots, settings.fetch.url_options, private=folder_of_files(settings)
     )
-    with closing(open_queue(settings, late=late)) as queue:
+    with closing(open_queue(settings, defer_errors=defer_errors)) as queue:
         yield queue, roots
 
 
-def open_queue(settings: Settings, *, late: bool = False) -> Queue:
-    """Opens the queue in Redis, or else in the state directory. Raises ConfigInvalid where neither
+def open_queue(settings: Settings, *, defer_errors: bool = False) -> Queue:
+    """Opens the queue in Redis, or else in the state directory. Raises ConfigInvalid if neither
     is set.
 
-    late: reports a damaged file on each call instead of here, until it is repaired.
+    defer_errors: raise for a damaged file in each call, until it is repaired, instead of here.
     """
     if settings.redis_url is not None:
         from mlcd.service.jobs.redis import open_redis_database
@@ -137,4 +138,4 @@ def open_queue(settings: Settings, *, late: bool = False) -> Queue:
         raise ConfigInvalid(
             "jobs need a place to be stored", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL"
         )
-    return Queue(SqliteDatabase(Path(settings.state_dir) / _FILE, late=late))
+    return Queue(SqliteDatabase(Path(settings.state_dir) / _FILE, defer_errors=defer_errors))

@@ -1,12 +1,13 @@
 """The queue's database on one machine: SQLite, shared by the processes of servers and workers
 there.
 
-jobs      id, what finds them (state, fingerprint, from when due, tasks that wait), record (JSON)
+jobs      id, columns to find it by (state, fingerprint, due time, number of waiting tasks), record
+          (JSON)
 events    job, id, view (JSON)
 names     idempotency keys and outputs, and the jobs that hold them
 sizes     job, shard, images
-failures  job, shard, why it has failed (JSON)
-beats     worker, its model, when it last reported, until when it is taken to
+failures  job, shard, reason (JSON)
+beats     heartbeats: worker, model, time of its last report, time until which it counts as live
 
 One connection writes and one reads. Write-ahead log: reads never wait for writes. synchronous=FULL:
 a transaction has reached the disk when COMMIT returns.
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.service.errors import RecordDamaged
-from mlcd.service.jobs.clock import FAR, Clock, far_s
+from mlcd.service.jobs.clock import MAX_LATE_DUE, Clock, latest_due_s
 from mlcd.service.jobs.database import CANDIDATES, KEPT_EVENTS, Ended, Listed, Result
 from mlcd.service.jobs.job import (
     Event,
@@ -41,9 +42,9 @@ from mlcd.types import Fingerprint
 # upgraded.
 SCHEMA: Final = 3
 _APPLICATION: Final = 0x4D4C434A  # `MLCJ`, the application id of the file
-_RECORD: Final = "CAST(record AS BLOB)"  # a damaged one need not be UTF-8
+_RECORD: Final = "CAST(record AS BLOB)"  # as bytes: a damaged record may not be UTF-8
 _ENDED_AT: Final = "json_extract(record, '$.ended_s')"
-_OVER: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
+_HAS_ENDED: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
 _TABLES: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS jobs (
@@ -62,7 +63,7 @@ CREATE TABLE IF NOT EXISTS sizes (
 CREATE TABLE IF NOT EXISTS failures (
   job TEXT, shard INTEGER, view TEXT NOT NULL, PRIMARY KEY (job, shard)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_AT}) WHERE {_OVER};
+CREATE INDEX IF NOT EXISTS jobs_ended ON jobs ({_ENDED_AT}) WHERE {_HAS_ENDED};
 CREATE TABLE IF NOT EXISTS beats (
   worker TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, at_s REAL NOT NULL, until_s REAL NOT NULL
 ) WITHOUT ROWID;
@@ -76,13 +77,13 @@ COMMIT;
 class SqliteDatabase:
     """A `JobDatabase` in an SQLite file. Processes share the file, threads share this object."""
 
-    def __init__(self, path: Path, *, late: bool = False) -> None:
-        """Opens the file, or makes it. Raises ArtifactInvalid for one that is damaged or not ours,
-        Unavailable; late: see `SqliteFile`.
+    def __init__(self, path: Path, *, defer_errors: bool = False) -> None:
+        """Opens or creates the file. Raises ArtifactInvalid if it is damaged or not a job queue,
+        and Unavailable. defer_errors: log these errors instead; each call then raises them.
         """
         self._path = path
         self._clock = Clock(_wall_s)
-        self._file = SqliteFile(path, self._prepare, late=late)
+        self._file = SqliteFile(path, self._prepare, defer_errors=defer_errors)
 
     def transact(self, step: Callable[["_SqliteTransaction"], Result]) -> Result:
         with self._file.writing() as connection:
@@ -97,9 +98,8 @@ class SqliteDatabase:
     ) -> list[str]:
         now_s = self._clock.now_s()
         due = self._live(fingerprints, exclude, f"due_s <= ? ORDER BY id LIMIT {CANDIDATES}", now_s)
-        return due + self._live(
-            fingerprints, exclude, f"due_s > ? ORDER BY id LIMIT {FAR}", far_s(now_s, lease_s)
-        )
+        late = f"due_s > ? ORDER BY id LIMIT {MAX_LATE_DUE}"
+        return due + self._live(fingerprints, exclude, late, latest_due_s(now_s, lease_s))
 
     def pending(
         self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
@@ -149,12 +149,13 @@ class SqliteDatabase:
         )
         return [failure_from_json(view) for (view,) in rows]
 
-    def find_ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
-        count = f"SELECT count(*) FILTER (WHERE {_ENDED_AT} <= ?), count(*) FROM jobs WHERE {_OVER}"  # noqa: S608
-        ((old, ended),) = self._file.rows(count, self._clock.now_s() - longer_than_s)
-        num = max(0, min(limit, max(old, ended - more_than)))
-        first = f"SELECT id, {_ENDED_AT} FROM jobs WHERE {_OVER} ORDER BY {_ENDED_AT} LIMIT ?"  # noqa: S608
-        return [Ended(job_id, ended_s) for job_id, ended_s in self._file.rows(first, num)]
+    def find_expired(self, *, max_age_s: float, max_jobs: int, limit: int) -> list[Ended]:
+        ended = f"FROM jobs WHERE {_HAS_ENDED}"
+        counts = f"SELECT count(*) FILTER (WHERE {_ENDED_AT} <= ?), count(*) {ended}"
+        ((num_old, num_ended),) = self._file.rows(counts, self._clock.now_s() - max_age_s)
+        num = max(0, min(limit, max(num_old, num_ended - max_jobs)))
+        oldest = f"SELECT id, {_ENDED_AT} {ended} ORDER BY {_ENDED_AT} LIMIT ?"
+        return [Ended(job_id, ended_s) for job_id, ended_s in self._file.rows(oldest, num)]
 
     def count(self) -> dict[JobState, int]:
         return dict(self._file.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
@@ -178,10 +179,10 @@ class SqliteDatabase:
 
     def live_workers(self) -> dict[str, Fingerprint]:
         now_s = self._clock.now_s()
-        living = (
+        live = (
             "SELECT worker, fingerprint FROM beats WHERE until_s > ? AND at_s <= ? ORDER BY worker"
         )
-        return dict(self._file.rows(living, now_s, now_s))
+        return dict(self._file.rows(live, now_s, now_s))
 
     def close(self) -> None:
         self._file.close()
@@ -210,8 +211,8 @@ class _SqliteTransaction:
         self._connection, self._clock = connection, clock
         self.now_s = clock.now_s()
 
-    def leapt(self, *, within_s: float) -> bool:
-        return self._clock.leapt(within_s=within_s)
+    def has_clock_jumped(self, *, within_s: float) -> bool:
+        return self._clock.has_clock_jumped(within_s=within_s)
 
     def record(self, job_id: str) -> StoredJob | None:
         text = self._value(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
@@ -240,7 +241,7 @@ class _SqliteTransaction:
         for table in ("events", "sizes", "failures"):
             self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (record.id,))  # noqa: S608
 
-    def wipe(self, job_id: str) -> None:
+    def remove_with_names(self, job_id: str) -> None:
         self._connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
         for table in ("events", "sizes", "failures", "names"):
             self._connection.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))  # noqa: S608

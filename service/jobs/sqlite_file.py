@@ -32,15 +32,15 @@ class SqliteFile:
         path: Path,
         prepare: Callable[[sqlite3.Connection], None],
         *,
-        late: bool = False,
+        defer_errors: bool = False,
         name: str = "the job queue",
     ) -> None:
-        """prepare: creates or checks the tables of the file; it may run more than once. late: logs
-        that the file cannot be used, and leaves it to each call to raise why. name: what errors
-        call the file.
+        """prepare: creates or checks the tables of the file; it may run more than once.
+        defer_errors: log that the file cannot be used; each call then raises the error. name: name
+        of the file in errors.
         """
         self._path, self._name = path, name
-        self._told_s: float | None = None
+        self._logged_s: float | None = None
         self._writer, self._reader = _Connection(path, prepare), _Connection(path, prepare)
         try:
             with self._translate_errors():
@@ -50,7 +50,7 @@ class SqliteFile:
                         pass
         except (ArtifactInvalid, Unavailable) as error:
             self.close()
-            if not late:
+            if not defer_errors:
                 raise
             _log.error("%s is out of use: %s", name, error)
 
@@ -60,7 +60,7 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Runs a transaction; nothing is written where it raises."""
+        """Runs a transaction; nothing is written if it raises."""
         with self._translate_errors(), self._writer.use() as writer:
             _patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
             try:
@@ -80,7 +80,7 @@ class SqliteFile:
         try:
             yield
         except FileNotFoundError as error:
-            self._tell(error)
+            self._log_error(error)
             raise Unavailable(
                 f"{self._name} was removed or replaced",
                 remedy="restart all servers and workers that use it",
@@ -89,22 +89,22 @@ class SqliteFile:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
             if code in _DAMAGED or isinstance(error, UnicodeDecodeError) or _is_not_text(error):
                 raise ArtifactInvalid(f"{self._path} is damaged", remedy=RESTORE) from error
-            self._tell(error)
+            self._log_error(error)
             raise Unavailable(
                 f"{self._name} cannot be read or written now",
-                remedy="is there space, and may the server write there? its log says where",
+                remedy="check free space and write permission; the server's log has the path",
             ) from error
 
-    def _tell(self, error: Exception) -> None:
-        """Logs an error now and then."""
-        if self._told_s is None or time.monotonic() - self._told_s >= SQLITE_LOG_S:
-            self._told_s = time.monotonic()
+    def _log_error(self, error: Exception) -> None:
+        """Logs an error, at most once in SQLITE_LOG_S seconds."""
+        if self._logged_s is None or time.monotonic() - self._logged_s >= SQLITE_LOG_S:
+            self._logged_s = time.monotonic()
             fault = getattr(error, "sqlite_errorname", type(error).__name__)
             _log.warning("%s at %s cannot be read or written: %s", self._name, self._path, fault)
 
 
 class _Connection:
-    """One connection to the file that was at the path first, used by one thread at a time."""
+    """A connection to the file that was at the path at first use; one thread at a time uses it."""
 
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path, self._prepare = path, prepare
@@ -153,7 +153,7 @@ class _Connection:
 
 
 def _is_not_text(error: Exception) -> bool:
-    """Tells whether SQLite holds a text that is not UTF-8, for which its error lacks a code."""
+    """Tells whether SQLite read a text that is not UTF-8: only this error lacks a code."""
     return isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
 
 
@@ -169,6 +169,6 @@ def _patiently(call: Callable[[], _Answer]) -> _Answer:
         try:
             return call()
         except sqlite3.OperationalError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # text that is not UTF-8 has none
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # not-UTF-8 text has no code
             if code not in _BUSY or time.monotonic() > until_s:
                 raise

@@ -64,12 +64,12 @@ class StoreRoots:
         files = Directory.at(url).sizes()
         if MANIFEST in files:
             raise Conflict(
-                "the output exists already", remedy="name another: nothing is overwritten"
+                "the output exists already", remedy="give another: nothing is overwritten"
             )
         if files:
             raise Conflict(
                 "there are files at the output",
-                remedy="name another; what is left of a canceled job goes once a worker is there",
+                remedy="give another; files of a canceled job are removed when a worker runs",
             )
         if any(Directory.at(above).has(MANIFEST) for above in self._above(url)):
             raise InvalidInput(

@@ -43,16 +43,16 @@ def lease_task(
     now_s: float,
     lease_s: float,
     images_of: Callable[[int], int],
-    leapt: bool = False,
+    clock_jumped: bool = False,
 ) -> tuple[StoredJob, Work | None]:
     """Leases a task to this worker. Returns None as work if no task can be leased now; the stored
     job may have changed even then.
 
-    lease: an id that was never used. images_of: returns the number of images of a shard. leapt: the
-    clock was set lately, so an expired lease does not mean a slow worker.
+    lease: an id that was never used. images_of: returns the number of images of a shard.
+    clock_jumped: the clock was set recently, so an expired lease does not mean a slow worker.
     """
     record = _expire_leases(
-        cut_back(record, now_s=now_s, lease_s=lease_s), now_s, counted=not leapt
+        cut_back(record, now_s=now_s, lease_s=lease_s), now_s, counted=not clock_jumped
     )
     task = record.next_task(now_s)
     if task is None or record.stage is None:

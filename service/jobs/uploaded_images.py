@@ -21,14 +21,14 @@ from mlcd.errors import InvalidInput
 from mlcd.images.decode import format_of
 from mlcd.images.names import printable
 
-_FORMS: Final = "send one image, or a zip, tar or parquet file of images"
-_MAX_RATIO: Final = 100  # unpacked bytes of an archive per byte, beyond the first _FREE_BYTES
+_IMAGES_REMEDY: Final = "send one image, or a zip, tar or parquet file of images"
+_MAX_RATIO: Final = 100  # of unpacked to packed bytes, for more than _FREE_BYTES unpacked bytes
 _FREE_BYTES: Final = 100 * 2**20
 _DIRECTORY_BYTES: Final = 256  # of a zip's directory or a parquet file's footer, per entry
-_LEAST_DIRECTORY_BYTES: Final = 2**20
+_BASE_DIRECTORY_BYTES: Final = 2**20  # for any number of entries
 _HEAD_BYTES: Final = 512
 _TAR_MAGIC: Final = slice(257, 262)
-_HEADER_BYTES: Final = 2**16  # more than a header of a tar takes
+_MAX_READ_BYTES: Final = 2**16  # more than a header of a tar file needs
 _END: Final = struct.Struct("<4s4H2LH")  # the record at the end of a zip
 _END_COMMENT_BYTES: Final = 2**16 - 1
 _END_64: Final = struct.Struct("<4sQ2H2L4Q")
@@ -48,7 +48,7 @@ def check_images(path: Path, limits: ArchiveLimits) -> str:
     """Returns the suffix of the file at `path` by its content: `.zip`, `.tar`, `.parquet`, or that
     of the image's format.
 
-    Raises InvalidInput, naming the entry, where the file is neither an image nor an archive within
+    Raises InvalidInput, naming the entry, if the file is neither an image nor an archive within
     the limits: names must stay inside the archive, and links, devices and encrypted entries are
     refused.
     """
@@ -142,16 +142,16 @@ def _zip_directory(path: Path) -> tuple[int, int]:
         return end[7], end[8]
 
 
-class _SmallReads(BufferedIOBase):
-    """A tar file whose headers are read only while they are small: `tarfile` reads a long name or
-    an extended header into memory, whatever its size.
+class _BoundedReads(BufferedIOBase):
+    """A tar file that refuses reads above 64 KiB: otherwise `tarfile` would read a long name or
+    an extended header of any size into memory.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= _HEADER_BYTES:
+        if size is None or not 0 <= size <= _MAX_READ_BYTES:
             raise tarfile.ReadError("a header of the tar file is too large")
         return self._file.read(size)
 
@@ -166,7 +166,7 @@ def _check_tar(path: Path, limits: ArchiveLimits) -> None:
     names = []
     with (
         path.open("rb") as raw,
-        tarfile.open(fileobj=cast("IO[bytes]", _SmallReads(raw)), mode="r:") as archive,
+        tarfile.open(fileobj=cast("IO[bytes]", _BoundedReads(raw)), mode="r:") as archive,
     ):
         for member in archive:
             archive.members.clear()  # type: ignore[attr-defined]  # or all stay in memory
@@ -209,16 +209,16 @@ def _check_count(num_entries: int, limits: ArchiveLimits) -> None:
     if num_entries > limits.max_entries:
         raise InvalidInput(
             f"an archive must have at most {limits.max_entries} entries, got {num_entries}",
-            remedy="send several",
+            remedy="split it into several archives",
         )
 
 
 def _check_directory(num_bytes: int, limits: ArchiveLimits) -> None:
-    max_bytes = _LEAST_DIRECTORY_BYTES + _DIRECTORY_BYTES * limits.max_entries
+    max_bytes = _BASE_DIRECTORY_BYTES + _DIRECTORY_BYTES * limits.max_entries
     if num_bytes > max_bytes:
         raise InvalidInput(
             f"the directory of an archive must have at most {max_bytes} bytes, got {num_bytes}",
-            remedy="send several archives, with shorter names",
+            remedy="split it into several archives, or shorten the names in it",
         )
 
 
@@ -227,7 +227,7 @@ def _check_unpacked(num_bytes: int, size: int, limits: ArchiveLimits) -> None:
     if num_bytes > max_bytes:
         raise InvalidInput(
             f"the archive must unpack to at most {max_bytes} bytes, got {num_bytes}",
-            remedy="send several, and images as they are: packing hardly makes them smaller",
+            remedy="split it into several archives, or store the images uncompressed",
         )
 
 
@@ -238,5 +238,5 @@ def _refuse(name: str, fault: str) -> NoReturn:
 def _suffix_of_image(head: bytes) -> str:
     kind = format_of(head)
     if kind == "other":
-        raise InvalidInput("the file is neither an image nor an archive", remedy=_FORMS)
+        raise InvalidInput("the file is neither an image nor an archive", remedy=_IMAGES_REMEDY)
     return f".{kind.lower()}"

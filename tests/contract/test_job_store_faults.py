@@ -76,7 +76,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
     store.finish_plan(work, [10])
     assert finish(store, ids[1]) == [("shard", 0), ("publish", None)]
     store.stats()
-    assert store.sweep(longer_than_s=0, more_than=0) == 1
+    assert store.sweep(max_age_s=0, max_jobs=0) == 1
     assert not store.pending([MODEL])
     told = [record.message for record in caplog.records]
     assert len(told) == 2
@@ -103,7 +103,7 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
         assert line.endswith("stays at /out/0.partial")
     submitted(store)
     plan = claim(store)
-    store._database.transact(lambda transaction: transaction.wipe(plan.job_id))
+    store._database.transact(lambda transaction: transaction.remove_with_names(plan.job_id))
     store.finish_plan(plan, [10])
     assert len(caplog.records) == 3
 

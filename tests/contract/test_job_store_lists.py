@@ -261,9 +261,9 @@ def test_jobs_that_ended_long_ago_are_forgotten_with_their_keys_and_the_others_s
     new = ended(store, 2, key="new")
     live = planned(store, [10, 10], 3)
     work = claim(store)
-    assert store.sweep(longer_than_s=LONG_S, more_than=100) == 0
-    assert store.sweep(longer_than_s=SHORT_S, more_than=100) == 2
-    assert store.sweep(longer_than_s=SHORT_S, more_than=100) == 0
+    assert store.sweep(max_age_s=LONG_S, max_jobs=100) == 0
+    assert store.sweep(max_age_s=SHORT_S, max_jobs=100) == 2
+    assert store.sweep(max_age_s=SHORT_S, max_jobs=100) == 0
     for job_id in (old, failed):
         for act in (
             store.get,
@@ -291,7 +291,7 @@ def test_of_too_many_ended_jobs_those_that_ended_first_are_forgotten(store):
         store.fail(store.claim("w", [MODEL], lease_s=LONG_S, exclude={slow}), BROKEN, fatal=True)
         ids.append(job_id)
     finish(store, slow)  # the first to begin and the last to end
-    assert store.sweep(longer_than_s=LONG_S, more_than=2) == 4
+    assert store.sweep(max_age_s=LONG_S, max_jobs=2) == 4
     assert [job.id for job in store.page(limit=10).jobs] == [ids[-1], slow]
 
 
@@ -305,14 +305,14 @@ def test_what_is_not_over_is_never_forgotten(store):
     store.cancel(canceled)
     store.fail(other, BROKEN, fatal=True)
     submitted(store, 4)
-    assert store.sweep(longer_than_s=0, more_than=1) == 0
+    assert store.sweep(max_age_s=0, max_jobs=1) == 0
     assert len(store.page(limit=10).jobs) == 4
     store.release(held)
-    assert store.sweep(longer_than_s=0, more_than=1) == 1
+    assert store.sweep(max_age_s=0, max_jobs=1) == 1
     discard = claim(store)
     assert (discard.job_id, discard.stage) == (canceled, "discard")
     store.complete(discard)
-    assert store.sweep(longer_than_s=0, more_than=1) == 1
+    assert store.sweep(max_age_s=0, max_jobs=1) == 1
     assert {job.id for job in store.page(limit=10).jobs}.isdisjoint({failing, canceled})
 
 
@@ -325,7 +325,7 @@ def test_nothing_is_left_of_what_was_forgotten(store, where, request):
     canceled = submitted(store, 5)
     store.cancel(canceled)
     assert content(where, request) != empty
-    assert store.sweep(longer_than_s=0, more_than=1) == 3
+    assert store.sweep(max_age_s=0, max_jobs=1) == 3
     assert content(where, request) == empty
 
 
@@ -370,4 +370,4 @@ def test_a_queue_of_the_version_before_is_brought_up(tmp_path, monkeypatch):
         assert len(store.failures(failed, limit=5).failures) == 1
         store.heartbeat("w", MODEL, lease_s=LONG_S)
         assert store.workers() == ["w"]
-        assert store.sweep(longer_than_s=0, more_than=1) == 2
+        assert store.sweep(max_age_s=0, max_jobs=1) == 2

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.disk import raise_if_disk_full
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, Unavailable
@@ -179,7 +179,7 @@ class CheckpointStore:
                 self._write_part(copy, draft)
         except Exception as error:  # noqa: BLE001 - `join` raises it in the trainer
             try:
-                refuse_full_disk(error, draft.out)
+                raise_if_disk_full(error, draft.out)
             except Unavailable as refusal:
                 self._error = refusal
             else:

@@ -103,8 +103,8 @@ class Loader:
     """The batches of all steps from `start_step` to the last one, for process `rank` of `size`.
 
     Iterate once, then close. A batch depends only on dataset, config and step: a sample that cannot
-    be decoded is left out and counted, never replaced. Images are compared with their labels'
-    SHA-256 until the first complete epoch since the start has ended. num_labels: number of labels
+    be decoded is left out and counted, never replaced. The SHA-256 of each image is checked against
+    the labels until the first complete epoch after the start ends. num_labels: number of labels
     drawn each time a sample is seen; None takes all. cores: CPU cores for decoding; None takes this
     process's share of the machine. crop_seed: seed of the crops; None takes the run's seed.
 
@@ -128,14 +128,14 @@ class Loader:
         self._device = device
         self._dataset, self._config = dataset, config
         self._rank, self._size, self._start_step = rank, size, start_step
-        self._num_stored = dataset.parts[0].labels.shape[1]
-        self._num_labels = num_labels or self._num_stored
+        self._labels_per_sample = dataset.parts[0].labels.shape[1]
+        self._num_labels = num_labels or self._labels_per_sample
         self._num_decoders = config.data.workers or cores or max(1, available_cores() // size)
         seed = config.seed if crop_seed is None else crop_seed
         self._augmentation = Augmentation(config.model.image_size, config.augment, seed)
         first = start_step * config.schedule.batch_size
         sizes = np.array(dataset.sizes)
-        # Images are checked until a complete epoch has ended: the rest of an interrupted epoch has
+        # Images are checked until a complete epoch has ended: an interrupted epoch continues with
         # only some of the images.
         epochs = -(-part_counts(first, dataset.weights, config.seed) // sizes) + 1
         self._checked_until = epochs * sizes
@@ -261,16 +261,18 @@ class Loader:
         )
         samples = [plan.samples[index] for index in usable]
         positions = plan.positions[usable]
-        stored = np.array(
+        stored_labels = np.array(
             [self._dataset.parts[sample.part].labels[sample.row] for sample in samples],
             dtype=np.int32,
         )
-        stored = stored.reshape(-1, self._num_stored)
-        columns = draw_columns(stored, positions, self._num_labels, self._config.seed)
-        labels = stored if columns is None else np.take_along_axis(stored, columns, axis=1)
+        stored_labels = stored_labels.reshape(-1, self._labels_per_sample)
+        columns = draw_columns(stored_labels, positions, self._num_labels, self._config.seed)
+        labels = (
+            stored_labels if columns is None else np.take_along_axis(stored_labels, columns, axis=1)
+        )
         images, *more_views = (
-            self._join_rows(of_chunks)
-            for of_chunks in zip(*(chunk.views for chunk in chunks), strict=True)
+            self._join_rows(view_chunks)
+            for view_chunks in zip(*(chunk.views for chunk in chunks), strict=True)
         )
         return Batch(
             images=images,
@@ -290,11 +292,11 @@ class Loader:
     ) -> Tensor | None:
         if self._dataset.parts[0].scores is None:
             return None
-        scores = np.zeros((len(samples), self._num_stored), dtype=np.float16)
+        scores = np.zeros((len(samples), self._labels_per_sample), dtype=np.float16)
         for place, sample in enumerate(samples):
-            stored = self._dataset.parts[sample.part].scores
-            assert stored is not None
-            scores[place] = stored[sample.row]
+            stored_scores = self._dataset.parts[sample.part].scores
+            assert stored_scores is not None
+            scores[place] = stored_scores[sample.row]
         if columns is not None:
             scores = np.take_along_axis(scores, columns, axis=1)
         return self._join_rows([torch.from_numpy(label_weights(scores, labels))])

@@ -42,7 +42,7 @@ def open_shared_dataset(config: DatasetSettings, processes: Processes) -> Datase
     If the cache directory cannot be written, each process opens its own copy. Every process calls
     it, and if one raises, all do.
     """
-    token = processes.world.share(secrets.token_hex(8))
+    token = processes.world.broadcast(secrets.token_hex(8))
     leader = processes.world.rank - processes.local_rank
     folder = user_cache_path("mlcd", appauthor=False) / "data" / f"{token}-{leader}"
     try:

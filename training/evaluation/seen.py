@@ -30,7 +30,7 @@ from mlcd.training.recipe import build_config
 from mlcd.training.run.run_files import read_run_config, read_run_fields
 from mlcd.types import SampleKey
 
-_MAX_DIGESTED: Final = 1 << 20  # images with captions whose files are read for their digests
+_MAX_DIGESTED: Final = 1 << 20  # largest number of captioned images to read and hash
 _Digests = NDArray[np.uint8]
 
 
@@ -77,8 +77,8 @@ class SeenAmong:
 def find_seen(artifact: Artifact) -> Seen:
     """Returns the images that a checkpoint, or the checkpoint of an exported model, has seen.
 
-    They include the images that the start's weights have seen. A checkpoint of step 0 has seen no
-    images of its own run.
+    Includes the images seen by the weights that training started from. A checkpoint of step 0 has
+    seen no images of its own run.
     """
     no_digests = digest_rows([])
     is_trained = artifact.kind == "checkpoint" and artifact.config.get("step") != 0
@@ -184,14 +184,14 @@ def _find_trained(checkpoint: Artifact) -> _Digests:
 
 def _find_trained_pairs(checkpoint: Artifact, run: Path) -> _Digests:
     parents = {parent.role: parent for parent in checkpoint.parents}
-    images, rows = parents["images"], parents.get("embeddings")
+    images_parent, embeddings_parent = parents["images"], parents.get("embeddings")
     config = build_config(PairsConfig, read_run_fields(run))
-    data = config.data.model_copy(update={"pairs": _locate(checkpoint, images)})
-    opened = None if rows is None else _open_parent(checkpoint, rows)
-    # Augmented views contain no digests.
-    embeddings = opened if opened is not None and opened.kind == "embeddings" else None
-    moved = config.model_copy(update={"data": data})
-    return digest_rows(_digest_pairs(moved, images.digest, embeddings))
+    data = config.data.model_copy(update={"pairs": _locate(checkpoint, images_parent)})
+    embeddings = None if embeddings_parent is None else _open_parent(checkpoint, embeddings_parent)
+    if embeddings is not None and embeddings.kind != "embeddings":
+        embeddings = None  # the parent may be an artifact of augmented views: it has no digests
+    config_with_current_paths = config.model_copy(update={"data": data})
+    return digest_rows(_digest_pairs(config_with_current_paths, images_parent.digest, embeddings))
 
 
 def _digest_pairs(
@@ -233,10 +233,10 @@ def _locate_data(config: RunConfig, checkpoint: Artifact) -> RunConfig:
         )
         for index, source in enumerate(config.data.sources)
     ]
-    moved = (
+    updates = (
         {"mix": tuple(sources)} if config.data.mix else sources[0].model_dump(exclude={"weight"})
     )
-    return config.model_copy(update={"data": config.data.model_copy(update=moved)})
+    return config.model_copy(update={"data": config.data.model_copy(update=updates)})
 
 
 def _open_centers(child: Artifact) -> Iterator[Artifact]:

@@ -101,7 +101,7 @@ class RunMonitor:
     def fail_unexpectedly(self, trace: str) -> None:
         self._news = replace(self._news, bug=self._news.bug or trace)
 
-    def met(self, step: int | None) -> None:
+    def report_stop(self, step: int | None) -> None:
         """Records that the workers stopped on request at this step."""
         self._news = replace(self._news, ended=True, step=step)
 
@@ -173,7 +173,7 @@ class RunDisplay:
         self._attempt, self._num_workers = 0, 0
         self._stage, self._done = -1, 0
         self._meter: Meter | None = None
-        self.trains = False
+        self.is_training = False
 
     def __enter__(self) -> Self:
         return self
@@ -190,7 +190,7 @@ class RunDisplay:
             self._open.close()
             self._stage, self._done = number, news.done
             self._meter = self._open.enter_context(self._stages.stage(name, total, done=news.done))
-            self.trains = name == "train"
+            self.is_training = name == "train"
         if self._meter is not None and news.done != self._done:
             self._meter.advance(news.done - self._done, **news.facts)
             self._done = news.done

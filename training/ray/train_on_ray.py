@@ -32,7 +32,7 @@ from mlcd.training.ray.run_monitor import MonitoredStages, News, RunDisplay, Run
 from mlcd.training.run.classification import OpenEvaluation, open_no_evaluation
 from mlcd.training.run.run_pairs import run_pairs
 from mlcd.training.run.run_training import run_training
-from mlcd.world import Elsewhere, World
+from mlcd.world import ReportedElsewhere, World
 
 _POLL_S: Final = 0.5
 _TIMEOUT_S: Final = 300  # of collectives and barriers, as under torchrun
@@ -59,13 +59,13 @@ def train_on_ray(
     fields = _make_absolute(config)
     _check_artifacts(fields)
     out = Path(fields["out"])
-    with _marker(out) as marker, ray_session(options.address) as ray:
+    with _create_marker(out) as marker_path, ray_session(options.address) as ray:
         this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
         on_this_node = {"num_cpus": 0, "scheduling_strategy": this_node}
         monitor = ray.remote(**on_this_node)(RunMonitor).remote()
-        work = _Work(fields, options.num_threads, str(marker), monitor, open_evaluation)
+        work = _Work(fields, options.num_threads, str(marker_path), monitor, open_evaluation)
         workers = options.num_workers(ray.cluster_resources())
         fit = ray.remote(max_retries=0, **on_this_node)(_fit).remote(work, options, workers)
         try:
@@ -83,8 +83,8 @@ def train_on_ray(
             ) from error
     _raise_outcome(news)
     run = open_artifact(out, "run", verify_files=False)
-    for marker in out.parent.glob(_MARKER.format(glob.escape(out.name), "*")):
-        marker.unlink(missing_ok=True)  # left by killed drivers
+    for leftover in out.parent.glob(_MARKER.format(glob.escape(out.name), "*")):
+        leftover.unlink(missing_ok=True)  # of killed drivers
     return run
 
 
@@ -94,7 +94,7 @@ class _Work:
 
     fields: dict[str, Any]
     cores: int
-    marker: str
+    marker_path: str
     monitor: Any
     open_evaluation: OpenEvaluation
 
@@ -149,7 +149,7 @@ def _check_artifacts(fields: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _marker(out: Path) -> Iterator[Path]:
+def _create_marker(out: Path) -> Iterator[Path]:
     """Yields an empty file beside `out`, by which workers check that they share its disk."""
     marker = out.with_name(_MARKER.format(out.name, secrets.token_hex(4)))
     try:
@@ -190,7 +190,8 @@ def _watch(
             while not (ended or signals.interrupted or signals.preempted):
                 ended = poll(_POLL_S)
         if not ended:
-            if not display.trains:  # all finished work is on disk
+            # Other stages store finished work at once and need no checkpoint.
+            if not display.is_training:
                 raise Preempted(None) if signals.preempted else Interrupted
             ray.get(monitor.end.remote("preempted" if signals.preempted else "interrupted"))
             while not poll(_POLL_S):
@@ -220,8 +221,8 @@ def _raise_outcome(news: News) -> None:
         raise Unavailable(
             f"the workers on Ray were lost over and over, the last time after {news.done} steps"
             + reason,
-            remedy="memory may be short: give each worker more of a node (--cpus), then run the"
-            " same command again to resume from the last checkpoint",
+            remedy="memory may be short: raise --cpus, so that fewer workers share a node's memory,"
+            " then run the same command again to resume from the last checkpoint",
         )
 
 
@@ -275,7 +276,7 @@ def _train_worker(settings: dict[str, Any]) -> None:
     work: _Work = settings["work"]
     world = World.current()
     may_start = world.rank == 0 and ray.get(work.monitor.begin.remote(world.size))
-    if not world.share(may_start) or not _is_shared(work, world, ray):
+    if not world.broadcast(may_start) or not _is_shared(work, world, ray):
         return
     signals = Signals()
     stages: Stages = Reporter("silent")
@@ -286,8 +287,8 @@ def _train_worker(settings: dict[str, Any]) -> None:
             _run(work, stages)
     except Interrupted as end:
         if world.rank == 0:
-            ray.get(work.monitor.met.remote(getattr(end, "step", None)))
-    except Elsewhere:
+            ray.get(work.monitor.report_stop.remote(getattr(end, "step", None)))
+    except ReportedElsewhere:
         return
     except MlcdError as error:
         if not ray.get(work.monitor.fail.remote(error, is_final=not _may_be_temporary(error))):
@@ -299,11 +300,11 @@ def _train_worker(settings: dict[str, Any]) -> None:
 
 def _is_shared(work: _Work, world: World, ray: Any) -> bool:
     """Returns True if all workers see the disk of the run; otherwise reports a final error."""
-    is_missing = not Path(work.marker).exists()
+    is_missing = not Path(work.marker_path).exists()
     if is_missing:
         error = InvalidInput(
             f"{os.uname().nodename} cannot read the disk of {work.fields['out']}",
-            remedy="give a path on a shared disk that every node and this machine mount there",
+            remedy="give a path on a disk that every node and this machine mount at the same path",
         )
         ray.get(work.monitor.fail.remote(error, is_final=True))
     return not int(world.max(torch.tensor(int(is_missing))))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.disk import raise_if_disk_full
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request
 from mlcd.errors import ConfigInvalid, InvalidInput
@@ -97,7 +97,7 @@ def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Dr
         try:
             yield draft
         except OSError as error:
-            refuse_full_disk(error, out)
+            raise_if_disk_full(error, out)
             raise
         except (InvalidInput, ConfigInvalid):
             if any(checkpoint_steps(draft.path / CHECKPOINTS)):

@@ -62,7 +62,7 @@ def run_training(
     Under torchrun every process calls it. Calling it again with the same config resumes an
     interrupted run from its last checkpoint, on any number of processes. The final weights are the
     same as without the interruption (on the CPU, with the same numbers of threads and processes).
-    Raises Elsewhere if another process reports the error.
+    Raises ReportedElsewhere if another process reports the error.
     """
     with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from mlcd.collections.milvus.graph_kinds import GRAPHS, Graph
+from mlcd.collections.milvus.index_kinds import INDEX_KINDS, IndexKind
 from mlcd.collections.store_urls import SHAPES, describe_store
 from mlcd.errors import ConfigInvalid
 
 _PORT: Final = 19530
-_OPTIONS: Final = {"tls": ("true", "false"), "index": tuple(GRAPHS)}
+_OPTIONS: Final = {"tls": ("true", "false"), "index": tuple(INDEX_KINDS)}
 _FLAGS: Final = {"true": True, "false": False}
 _UNTESTED: Final = "diskann"  # an index of Milvus that our test server cannot build
 
@@ -25,7 +25,7 @@ class MilvusAddress:
     """The address of a Milvus server, and the account for its requests.
 
     shown: URL without credentials. token: USER:PASSWORD or an API key; empty without an account.
-    graph: index of collections that are created through this address.
+    index_kind: index of collections that are created through this address.
     """
 
     shown: str
@@ -33,7 +33,7 @@ class MilvusAddress:
     port: int
     database: str
     tls: bool
-    graph: Graph
+    index_kind: IndexKind
     token: str = field(repr=False)
 
     @property
@@ -62,7 +62,7 @@ class MilvusAddress:
             port,
             database,
             _FLAGS[options.get("tls", "false")],
-            GRAPHS[options.get("index", "hnsw")],
+            INDEX_KINDS[options.get("index", "hnsw")],
             _choose_token(unquote(parts.username or ""), unquote(parts.password or "")),
         )
 

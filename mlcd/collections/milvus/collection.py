@@ -20,7 +20,7 @@ from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
 from mlcd.collections.milvus import copied_audit
 from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
 from mlcd.collections.milvus.expressions import EVERY, Wish, quote_list, wish_of
-from mlcd.collections.milvus.graph_kinds import GRAPHS
+from mlcd.collections.milvus.index_kinds import INDEX_KINDS
 from mlcd.collections.milvus.item_records import WHOLE, Record, key_of, read_rows
 from mlcd.collections.milvus.keyed_batch import KeyedBatch, read_keys, rows_per_message, split
 from mlcd.collections.milvus.known_facts import KnownFacts
@@ -83,7 +83,7 @@ class MilvusCollection(RemoteCollection):
             Promises("milvus", "many", _CONSISTENCY, _CANNOT),
             self._items,
         )
-        self._connection, self._graph = connection, GRAPHS[pinned.index]
+        self._connection, self._index_kind = connection, INDEX_KINDS[pinned.index]
         self._pool, self._background = pool, background
         self._pictures = MilvusThumbnails(connection, pinned.identity)
         self._facts = KnownFacts(connection, pinned.identity, pinned.dimension)
@@ -214,7 +214,7 @@ class MilvusCollection(RemoteCollection):
         audit = self._facts.audit
         effort = audit.effort
         if effort is None and matching > MOST_ITEMS:
-            effort = self._graph.efforts[-1]
+            effort = self._index_kind.efforts[-1]
         return choose_effort(
             effort,
             num_answers,
@@ -229,7 +229,7 @@ class MilvusCollection(RemoteCollection):
     ) -> list[list[FoundItem]]:
         """Returns the nearest items of each query, as found by Milvus."""
         condition = "" if expression == EVERY else expression
-        params = self._graph.search_params(effort, num_answers)
+        params = self._index_kind.search_params(effort, num_answers)
         max_rows = rows_per_message(self.dimension)
         fits_whole = num_answers <= max_rows
         matches = []
@@ -270,7 +270,7 @@ class MilvusCollection(RemoteCollection):
         audit = self._facts.audit
         return self._describe_index(
             counting.result(),
-            self._graph.kind,
+            self._index_kind.kind,
             audit.effort,
             audit.recall,
             audit.generation,
@@ -291,7 +291,7 @@ class MilvusCollection(RemoteCollection):
             if num_items >= copied_audit.LEAST_INDEXED:
                 copied_audit.finish_index(self._connection, self.identity, check_and_advance)
                 audited = copied_audit.audit(
-                    self._items, self._graph, self.recall_target, check_and_advance
+                    self._items, self._index_kind, self.recall_target, check_and_advance
                 )
             self._facts.refresh()
             self._facts.store_audit(self._facts.audit.after(num_items, audited))

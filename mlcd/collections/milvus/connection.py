@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeVar
 import grpc
 
 from mlcd.collections.milvus.address import MilvusAddress
-from mlcd.collections.milvus.graph_kinds import METRIC, Graph
+from mlcd.collections.milvus.index_kinds import METRIC, IndexKind
 from mlcd.collections.milvus.schemas import PINNED, Schema
 from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
 from mlcd.types import Embeddings
@@ -95,7 +95,7 @@ class MilvusConnection:
         except Conflict:
             return None
 
-    def make(self, name: str, schema: Schema, graph: Graph, dimension: int) -> None:
+    def make(self, name: str, schema: Schema, index_kind: IndexKind, dimension: int) -> None:
         """Creates a collection with its index, without loading it."""
 
         def create(client: MilvusClient) -> None:
@@ -115,7 +115,10 @@ class MilvusConnection:
             )
             index = client.prepare_index_params()
             index.add_index(
-                "vector", index_type=graph.index_type, metric_type=METRIC, params=graph.build
+                "vector",
+                index_type=index_kind.index_type,
+                metric_type=METRIC,
+                params=index_kind.build,
             )
             client.create_index(name, index, **_OPTIONS)
             for partition in schema.partitions:

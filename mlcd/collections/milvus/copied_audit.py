@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.collections.milvus.connection import MilvusConnection
-from mlcd.collections.milvus.graph_kinds import Graph
+from mlcd.collections.milvus.index_kinds import IndexKind
 from mlcd.collections.milvus.item_records import Record, read_rows
 from mlcd.collections.milvus.keyed_batch import rows_per_message, split
 from mlcd.collections.milvus.schemas import AUDITED, DEFAULT, new_name
@@ -33,7 +33,7 @@ _WAIT_S: Final = 3600.0  # longest wait for an index build; `advance` may raise 
 
 
 def audit(
-    items: VersionedItems, graph: Graph, target: float, advance: Callable[[int], None]
+    items: VersionedItems, index_kind: IndexKind, target: float, advance: Callable[[int], None]
 ) -> tuple[int, Recall] | None:
     """Returns the least effort that reaches the target, and its audited recall; None if no effort
     does.
@@ -43,17 +43,17 @@ def audit(
     advance(0)
     queries = _shuffle_vectors(items.iter_records(last=share), items.dimension)[:held_out]
     connection = items.connection
-    with _temporary_collection(connection, graph, items.dimension) as name:
+    with _temporary_collection(connection, index_kind, items.dimension) as name:
         truth, num_rows = _copy(items.iter_records(first=share), connection, name, queries, advance)
         finish_index(connection, name, advance)
         _merge(connection, name, advance)
         connection.load(name)
         return choose_effort(
-            lambda part, effort: _search_copy(connection, name, graph, queries[part], effort),
+            lambda part, effort: _search_copy(connection, name, index_kind, queries[part], effort),
             truth,
             target,
             num_rows,
-            efforts=graph.efforts,
+            efforts=index_kind.efforts,
             advance=advance,
         )
 
@@ -83,11 +83,11 @@ def _wait(done: Callable[[], bool], advance: Callable[[int], None]) -> None:
 
 @contextmanager
 def _temporary_collection(
-    connection: MilvusConnection, graph: Graph, dimension: int
+    connection: MilvusConnection, index_kind: IndexKind, dimension: int
 ) -> Iterator[str]:
     """Yields the name of an empty collection, which is dropped at the end of the block."""
     name = new_name("audit")
-    connection.make(name, AUDITED, graph, dimension)
+    connection.make(name, AUDITED, index_kind, dimension)
     try:
         yield name
     finally:
@@ -129,13 +129,13 @@ def _copy(
 
 
 def _search_copy(
-    connection: MilvusConnection, name: str, graph: Graph, queries: Embeddings, effort: int
+    connection: MilvusConnection, name: str, index_kind: IndexKind, queries: Embeddings, effort: int
 ) -> Neighbors:
     """Searches the copy's index and rescores the results in float32. The returned ids are only
     ranks, because recall is measured by score.
     """
     neighbors = empty_neighbors(len(queries), AUDITED_TOP)
-    params = graph.search_params(effort, AUDITED_TOP)
+    params = index_kind.search_params(effort, AUDITED_TOP)
     for start in range(0, len(queries), _QUERY_BATCH):
         block = queries[start : start + _QUERY_BATCH]
         answers = connection.search(name, block, AUDITED_TOP, "", params, ("vector",), DEFAULT)

@@ -75,11 +75,11 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
             )
         if self._max_collections is not None and len(self._identities()) >= self._max_collections:
             raise TooManyCollections(self._max_collections)
-        graph = self._connection.address.graph
+        index_kind = self._connection.address.index_kind
         pinned = PinnedCollection(
-            name, new_name("items"), fingerprint, dimension, recall, graph.kind
+            name, new_name("items"), fingerprint, dimension, recall, index_kind.kind
         )
-        self._connection.make(pinned.identity, pinned.schema(), graph, dimension)
+        self._connection.make(pinned.identity, pinned.schema(), index_kind, dimension)
         try:
             self._connection.publish(pinned.identity, alias_of(name))
         except Conflict:  # another server published a collection of this name first

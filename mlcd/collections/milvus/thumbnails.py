@@ -18,7 +18,7 @@ from typing import Final
 from mlcd.collections.changes import Change
 from mlcd.collections.milvus.connection import MilvusConnection
 from mlcd.collections.milvus.expressions import quote_list
-from mlcd.collections.milvus.graph_kinds import Graph
+from mlcd.collections.milvus.index_kinds import IndexKind
 from mlcd.collections.milvus.item_records import KEY_CHARS, key_of
 from mlcd.collections.milvus.schemas import ITEMS, Schema, pictures_of
 from mlcd.errors import Conflict, StoreUnreachable
@@ -30,7 +30,7 @@ _DIMENSION: Final = 2  # least dimension in Milvus
 _VERSION_CHARS: Final = 16
 _PARTS: Final = 256  # ranges of keys, by their first two digits
 _MESSAGE_PICTURES: Final = 256  # pictures per message, of at most 64 MB
-_NO_GRAPH: Final = Graph("flat", "FLAT", {}, "", (), 0)
+_NO_INDEX: Final = IndexKind("flat", "FLAT", {}, "", (), 0)
 _SCHEMA: Final = Schema(
     {
         "key": ("VARCHAR", {"max_length": KEY_CHARS, "is_primary": True}),
@@ -117,7 +117,7 @@ class MilvusThumbnails:
 
     def _create(self) -> None:
         try:
-            self.connection.make(self.name, _SCHEMA, _NO_GRAPH, _DIMENSION)
+            self.connection.make(self.name, _SCHEMA, _NO_INDEX, _DIMENSION)
         except (Conflict, StoreUnreachable):  # another server created it at the same time
             if not self._open_if_present():
                 raise

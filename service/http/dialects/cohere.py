@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.service.errors import BadRequest
-from mlcd.service.http.access import Opened, check_model
+from mlcd.service.http.access import AppResources, check_model
 from mlcd.service.http.answers import headers, pieces_answer
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count
@@ -151,7 +151,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbedResponse
     response_class=Response,
     responses=_ANSWERS,
 )
-async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Response:
+async def embed(body: EmbedRequest, request: Request, resources: AppResources) -> Response:
     """Embeds images and texts in Cohere's format.
 
     If an image or text is invalid, the whole request is refused, and the error has its index. A

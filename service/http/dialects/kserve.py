@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 from mlcd.errors import NotFound
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest
-from mlcd.service.http.access import Opened, check_model
+from mlcd.service.http.access import AppResources, check_model
 from mlcd.service.http.answers import JSON, RAW, headers
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count, load_json, read_body, require_object, validate
@@ -138,7 +138,7 @@ async def live() -> dict[str, bool]:
 
 
 @router.get("/v2/health/ready", responses=_READY)
-async def ready(resources: Opened, response: Response) -> dict[str, bool]:
+async def ready(resources: AppResources, response: Response) -> dict[str, bool]:
     """Reports whether the server is ready, like /health/ready."""
     is_ready = await resources.readiness.check()
     response.status_code = 200 if is_ready else 503
@@ -154,7 +154,7 @@ async def server() -> dict[str, Any]:
 @router.get(_MODEL, dependencies=[needs()], responses={404: {}})
 @router.get(_VERSIONED, dependencies=[needs()], responses={404: {}})
 async def describe_model(
-    model: str, resources: Opened, response: Response, version: str = _VERSION
+    model: str, resources: AppResources, response: Response, version: str = _VERSION
 ) -> dict[str, Any]:
     """Describes the inputs, of which a request has one, the outputs and the fingerprint."""
     _check_version(model, version, resources)
@@ -175,7 +175,7 @@ async def describe_model(
 @router.get(_MODEL + "/ready", dependencies=[needs()], responses=_MODEL_READY)
 @router.get(_VERSIONED + "/ready", dependencies=[needs()], responses=_MODEL_READY)
 async def model_ready(
-    model: str, resources: Opened, response: Response, version: str = _VERSION
+    model: str, resources: AppResources, response: Response, version: str = _VERSION
 ) -> dict[str, Any]:
     """Reports whether the served model is ready, like /health/ready."""
     _check_version(model, version, resources)
@@ -185,7 +185,7 @@ async def model_ready(
 @router.post(_MODEL + "/infer", dependencies=[needs("embed")], **_DOCUMENTED)
 @router.post(_VERSIONED + "/infer", dependencies=[needs("embed")], **_DOCUMENTED)
 async def infer(
-    request: Request, model: str, resources: Opened, version: str = _VERSION
+    request: Request, model: str, resources: AppResources, version: str = _VERSION
 ) -> Response:
     """Returns embeddings and, if the server has centers, labels.
 

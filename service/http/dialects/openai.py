@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mlcd.errors import ImageRejected
 from mlcd.service.errors import BadRequest
 from mlcd.service.fetch.image_url import GivenImage
-from mlcd.service.http.access import Opened, check_model
+from mlcd.service.http.access import AppResources, check_model
 from mlcd.service.http.answers import headers, list_answer
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count
@@ -199,7 +199,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": EmbeddingsRes
     responses=_ANSWERS,
 )
 async def create_embeddings(
-    body: EmbeddingsRequest, request: Request, resources: Opened
+    body: EmbeddingsRequest, request: Request, resources: AppResources
 ) -> Response:
     """Embeds images and texts in OpenAI's format.
 
@@ -232,14 +232,14 @@ async def create_embeddings(
 
 
 @router.get("/v1/models", dependencies=[needs()])
-async def models(resources: Opened, response: Response) -> ModelList:
+async def models(resources: AppResources, response: Response) -> ModelList:
     """Returns the served model as OpenAI's list of models."""
     response.headers.update(headers(resources))
     return ModelList(object="list", data=[_describe_model(resources)])
 
 
 @router.get("/v1/models/{model}", dependencies=[needs()], responses={404: {}})
-async def model(model: str, resources: Opened, response: Response) -> Model:
+async def model(model: str, resources: AppResources, response: Response) -> Model:
     """Returns the served model in OpenAI's format."""
     check_model(model, resources)
     response.headers.update(headers(resources))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request
 
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.auth import needs
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.routes.files import owner_of, require_batches
@@ -30,7 +30,7 @@ _UNITS: Final = {"h": 3600.0, "d": DAY_S}
 
 
 @router.post("/v1/batches", dependencies=[needs("jobs")], responses=_ONE)
-async def create(body: BatchRequest, request: Request, resources: Opened) -> BatchObject:
+async def create(body: BatchRequest, request: Request, resources: AppResources) -> BatchObject:
     """Answers the requests of an uploaded file, one by one, with the model that is served now. The
     file holds requests as JSONL, or images: then each image is a request, and its `custom_id` is
     the image's name.
@@ -56,7 +56,7 @@ async def create(body: BatchRequest, request: Request, resources: Opened) -> Bat
 @router.get("/v1/batches", dependencies=[needs("jobs")], responses=_REFUSALS)
 async def list_batches(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: str | None = None,
 ) -> BatchList:
@@ -73,14 +73,14 @@ async def list_batches(
 
 
 @router.get("/v1/batches/{batch_id}", dependencies=[needs("jobs")], responses=_ONE)
-async def describe(batch_id: str, request: Request, resources: Opened) -> BatchObject:
+async def describe(batch_id: str, request: Request, resources: AppResources) -> BatchObject:
     """Describes a batch as it stands."""
     find = require_batches(resources).find
     return _describe(await asyncio.to_thread(find, batch_id, owner_of(request)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", dependencies=[needs("jobs")], responses=_ONE)
-async def cancel(batch_id: str, request: Request, resources: Opened) -> BatchObject:
+async def cancel(batch_id: str, request: Request, resources: AppResources) -> BatchObject:
     """Ends a batch soon. Requests that are answered stay in its files; the rest are errors."""
     end = require_batches(resources).cancel
     return _describe(await asyncio.to_thread(end, batch_id, owner_of(request)))

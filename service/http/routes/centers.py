@@ -11,7 +11,7 @@ from mlcd.artifacts.given_names import check_name
 from mlcd.collections.item import MAX_FIELD_BYTES
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.service.deadline import within_deadline
-from mlcd.service.http.access import Opened, sees
+from mlcd.service.http.access import AppResources, sees
 from mlcd.service.http.answers import compute_answer, headers
 from mlcd.service.http.auth import needs
 from mlcd.service.http.center_pages import (
@@ -64,7 +64,7 @@ Limit = Annotated[int, Query(ge=1, le=_MAX_LISTED)]
 )
 async def list_centers(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     *,
     in_collection: OptionalCollection = None,
     sort: Annotated[
@@ -130,7 +130,7 @@ async def describe_center(
     request: Request,
     response: Response,
     center: Center,
-    resources: Opened,
+    resources: AppResources,
     in_collection: OptionalCollection = None,
 ) -> DescribedCenter:
     """Describes a center: size, name, the nearest other centers, and examples.
@@ -158,7 +158,7 @@ async def describe_center(
 
 @router.patch("/v1/centers/{center}", dependencies=[needs("write")], responses=_CHANGED)
 async def rename_center(
-    center: Center, body: NameRequest, request: Request, resources: Opened
+    center: Center, body: NameRequest, request: Request, resources: AppResources
 ) -> RenamedCenter:
     """Names a center, or removes its name; the change is on disk before the answer, and every
     server process shows it from then on.
@@ -180,7 +180,7 @@ async def rename_center(
 async def list_members(
     request: Request,
     center: Center,
-    resources: Opened,
+    resources: AppResources,
     in_collection: RequiredCollection,
     limit: Limit = 60,
     cursor: str | None = None,
@@ -208,7 +208,7 @@ async def list_members(
 async def count_values(
     request: Request,
     center: Center,
-    resources: Opened,
+    resources: AppResources,
     in_collection: RequiredCollection,
     field: Annotated[str, Query(min_length=1, max_length=MAX_FIELD_BYTES)],
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,

@@ -19,7 +19,7 @@ from mlcd.collections.port import CollectionPort, CollectionsPort
 from mlcd.errors import InvalidInput, StoreUnreachable, TooManyOpenFiles, Unavailable
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import OutsideKey
-from mlcd.service.http.access import Opened, check_seen, sees
+from mlcd.service.http.access import AppResources, check_seen, sees
 from mlcd.service.http.answers import compute_answer, headers
 from mlcd.service.http.auth import needs
 from mlcd.service.http.cursors import read_cursor, write_cursor
@@ -82,7 +82,7 @@ _CREATED: Final[dict[int | str, dict[str, Any]]] = {
 )
 async def list_collections(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     limit: Annotated[int, Query(ge=1, le=_MAX_LISTED)] = _MAX_LISTED,
     cursor: str | None = None,
 ) -> Response:
@@ -122,7 +122,7 @@ async def create_collection(
     body: Annotated[CreateRequest, Body(default_factory=CreateRequest)],
     request: Request,
     response: Response,
-    resources: Opened,
+    resources: AppResources,
 ) -> DescribedCollection:
     """Creates an empty collection for the served model's embeddings.
 
@@ -151,7 +151,7 @@ async def create_collection(
 
 @router.get("/v1/collections/{name}", dependencies=[needs("search")], responses=_ERRORS)
 async def describe_collection(
-    name: Name, request: Request, response: Response, resources: Opened
+    name: Name, request: Request, response: Response, resources: AppResources
 ) -> DescribedCollection:
     """Describes a collection: its size, and its index with settings and measured recall."""
     collection = await require_collection(name, request, resources)
@@ -162,7 +162,9 @@ async def describe_collection(
 @router.delete(
     "/v1/collections/{name}", dependencies=[needs("write")], responses={**_ERRORS, 503: {}}
 )
-async def delete_collection(name: Name, request: Request, resources: Opened) -> DeletedCollection:
+async def delete_collection(
+    name: Name, request: Request, resources: AppResources
+) -> DeletedCollection:
     """Permanently deletes a collection with all its items, also if it belongs to another model."""
     store = resources.model.data.require_store()
     await open_arrived(name, request, resources)

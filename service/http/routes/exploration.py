@@ -14,7 +14,7 @@ from mlcd.images.thumbnail import Thumbnail, thumbnail
 from mlcd.service.deadline import within_deadline
 from mlcd.service.explore.exploration_thread import Exploration
 from mlcd.service.explore.place_state import COLLECTION
-from mlcd.service.http.access import Opened, check_seen, sees
+from mlcd.service.http.access import AppResources, check_seen, sees
 from mlcd.service.http.auth import needs
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.openapi import BINARY
@@ -85,7 +85,7 @@ async def list_skipped(
 async def get_picture(
     id: Annotated[str, Path(description="the item's id")],  # noqa: A002 - as in the path
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     side: Annotated[int, Query(ge=64, le=_SIDES[-1])] = _SIDES[1],
 ) -> Response:
     """Returns a large picture of the place: upright WebP, with at most `side` pixels per side."""

@@ -12,7 +12,7 @@ from starlette.responses import FileResponse
 
 from mlcd.errors import Conflict
 from mlcd.service.errors import BadRequest, Unsupported
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import media_type
 from mlcd.service.http.json_route import JsonRoute
@@ -69,7 +69,7 @@ _PART_FORM: Final = _form_body({"data": _BINARY})
 
 
 @router.post("/v1/files", dependencies=[needs("jobs")], responses=_STORES, openapi_extra=_FILE_FORM)
-async def upload(request: Request, resources: Opened) -> FileObject:
+async def upload(request: Request, resources: AppResources) -> FileObject:
     """Stores a file: requests for a batch, or images for a job (one image, or a zip, tar or parquet
     file of many).
 
@@ -89,7 +89,7 @@ async def upload(request: Request, resources: Opened) -> FileObject:
 @router.get("/v1/files", dependencies=[needs("jobs")], responses=_REFUSALS)
 async def list_files(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     purpose: StoredPurpose | None = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     after: str | None = None,
@@ -116,7 +116,7 @@ async def list_files(
 
 
 @router.get("/v1/files/{file_id}", dependencies=[needs("jobs")], responses=_ONE)
-async def describe(file_id: str, request: Request, resources: Opened) -> FileObject:
+async def describe(file_id: str, request: Request, resources: AppResources) -> FileObject:
     """Describes a file."""
     store = require_batches(resources).files
     return describe_file(await asyncio.to_thread(store.find, file_id, owner_of(request)))
@@ -128,7 +128,7 @@ async def describe(file_id: str, request: Request, resources: Opened) -> FileObj
     response_class=FileResponse,
     responses=_CONTENT,
 )
-async def content(file_id: str, request: Request, resources: Opened) -> FileResponse:
+async def content(file_id: str, request: Request, resources: AppResources) -> FileResponse:
     """Sends the content of a file; ranges may be asked for."""
     store = require_batches(resources).files
     file = await asyncio.to_thread(store.find, file_id, owner_of(request))
@@ -138,7 +138,7 @@ async def content(file_id: str, request: Request, resources: Opened) -> FileResp
 
 
 @router.delete("/v1/files/{file_id}", dependencies=[needs("jobs")], responses=_ONE)
-async def delete(file_id: str, request: Request, resources: Opened) -> DeletedFile:
+async def delete(file_id: str, request: Request, resources: AppResources) -> DeletedFile:
     """Deletes a file. A batch that still needs it fails."""
     store = require_batches(resources).files
     await asyncio.to_thread(store.delete, file_id, owner_of(request))
@@ -146,7 +146,9 @@ async def delete(file_id: str, request: Request, resources: Opened) -> DeletedFi
 
 
 @router.post("/v1/uploads", dependencies=[needs("jobs")], responses=_STORES)
-async def begin_upload(body: UploadRequest, request: Request, resources: Opened) -> UploadObject:
+async def begin_upload(
+    body: UploadRequest, request: Request, resources: AppResources
+) -> UploadObject:
     """Begins an upload in parts, for a file that one request cannot bring in time."""
     keep_s = None if body.expires_after is None else float(body.expires_after.seconds)
     uploads = UploadStore(require_batches(resources).files)
@@ -170,7 +172,7 @@ async def begin_upload(body: UploadRequest, request: Request, resources: Opened)
     responses={404: {}, **_STORES},
     openapi_extra=_PART_FORM,
 )
-async def add_part(upload_id: str, request: Request, resources: Opened) -> UploadPart:
+async def add_part(upload_id: str, request: Request, resources: AppResources) -> UploadPart:
     """Adds a part. Parts may come in any order, and several at once."""
     uploads, owner = UploadStore(require_batches(resources).files), owner_of(request)
     with await asyncio.to_thread(uploads.begin_part, upload_id, owner) as draft:
@@ -188,7 +190,7 @@ async def add_part(upload_id: str, request: Request, resources: Opened) -> Uploa
     responses={404: {}, 422: {}, **_STORES},
 )
 async def complete_upload(
-    upload_id: str, body: CompleteUpload, request: Request, resources: Opened
+    upload_id: str, body: CompleteUpload, request: Request, resources: AppResources
 ) -> UploadObject:
     """Makes a file of the parts, in the order of `part_ids`."""
     uploads = UploadStore(require_batches(resources).files)
@@ -198,7 +200,7 @@ async def complete_upload(
 
 
 @router.post("/v1/uploads/{upload_id}/cancel", dependencies=[needs("jobs")], responses=_ONE)
-async def cancel_upload(upload_id: str, request: Request, resources: Opened) -> UploadObject:
+async def cancel_upload(upload_id: str, request: Request, resources: AppResources) -> UploadObject:
     """Ends an upload and removes its parts."""
     uploads = UploadStore(require_batches(resources).files)
     return _describe_upload(await asyncio.to_thread(uploads.cancel, upload_id, owner_of(request)))

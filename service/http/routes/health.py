@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.auth import collection_filter
 from mlcd.service.timings import COLLECTIONS_SCRAPE_S
 
@@ -22,7 +22,7 @@ async def live() -> dict[str, Any]:
 
 
 @router.get("/health/ready", responses={503: {"model": dict[str, str]}})
-async def ready(resources: Opened, response: Response) -> dict[str, Any]:
+async def ready(resources: AppResources, response: Response) -> dict[str, Any]:
     """Answers 200 if an inference succeeded in the last half second and the server is not stopping.
 
     If no request needed an inference in that time, the server runs one.
@@ -33,7 +33,7 @@ async def ready(resources: Opened, response: Response) -> dict[str, Any]:
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(request: Request, resources: Opened) -> Response:
+async def metrics(request: Request, resources: AppResources) -> Response:
     """Returns metrics in Prometheus' text format.
 
     On a server with keys, names of collections are visible only to keys with the scope `search`,

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request, Response
 
 from mlcd.images.decode import list_formats
-from mlcd.service.http.access import Opened, sees
+from mlcd.service.http.access import AppResources, sees
 from mlcd.service.http.answers import headers, provenance
 from mlcd.service.http.auth import needs
 from mlcd.service.inference.lookup import Lookup
@@ -20,7 +20,7 @@ router = APIRouter(tags=["info"])
 
 
 @router.get("/v1/info", dependencies=[needs()])
-async def info(request: Request, resources: Opened, response: Response) -> Info:
+async def info(request: Request, resources: AppResources, response: Response) -> Info:
     """Describes the model, preprocessing, engine, centers, collections and limits."""
     encoder, store = resources.encoder, resources.model.data.store
     response.headers.update(headers(resources))

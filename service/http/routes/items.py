@@ -16,7 +16,7 @@ from mlcd.images.thumbnail import Thumbnail
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest
 from mlcd.service.fetch.image_url import GivenImage
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.answers import compute_answer, headers, json_answer, provenance
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count, media_type, parse_json, read_form, read_json
@@ -109,7 +109,7 @@ class _Embedded:
     responses=_ADDED,
     openapi_extra=json_body(AddRequest, **{"multipart/form-data": _FORM}),
 )
-async def add_items(name: Name, request: Request, resources: Opened) -> Response:
+async def add_items(name: Name, request: Request, resources: AppResources) -> Response:
     """Adds items, or replaces items with the same ids: `created`, `updated` or `unchanged`.
 
     The items are durable before the answer. An invalid item is listed in `errors`; the valid items
@@ -156,7 +156,7 @@ async def get_item(
     name: Name,
     id: ItemId,  # noqa: A002 - as in the path
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     *,
     embedding: Annotated[bool, Query()] = False,
 ) -> Response:
@@ -189,7 +189,7 @@ async def update_item(
     id: ItemId,  # noqa: A002 - as in the path
     body: MetadataRequest,
     request: Request,
-    resources: Opened,
+    resources: AppResources,
 ) -> ChangedItem:
     """Replaces an item's metadata; its embedding does not change."""
     collection = await require_collection(name, request, resources)
@@ -208,7 +208,7 @@ async def delete_item(
     name: Name,
     id: ItemId,  # noqa: A002 - as in the path
     request: Request,
-    resources: Opened,
+    resources: AppResources,
 ) -> ChangedItem:
     """Deletes an item; searches that start after the answer do not find it."""
     collection = await require_collection(name, request, resources)
@@ -223,7 +223,7 @@ async def delete_item(
     responses=_CHANGED,
 )
 async def delete_items(
-    name: Name, body: DeleteRequest, request: Request, resources: Opened
+    name: Name, body: DeleteRequest, request: Request, resources: AppResources
 ) -> Response:
     """Deletes items in one transaction; ids that do not exist are `missing`."""
     collection = await require_collection(name, request, resources)
@@ -240,7 +240,7 @@ async def _read_batch(request: Request, resources: Resources) -> _Batch:
     loop, limits = asyncio.get_running_loop(), resources.settings.limits
     images: list[bytes] | None = None
     if media_type(request) == "multipart/form-data":
-        with resources.dispatcher.announce():
+        with resources.dispatcher.expect_item():
             images, texts = await read_form(request, limits, texts=("items",))
         values = await _parse_list(texts.get("items"), resources)
         if len(values) != len(images):

@@ -18,7 +18,7 @@ from mlcd.errors import Conflict, MlcdError
 from mlcd.label_job import LabelJob
 from mlcd.locations import is_url
 from mlcd.service.errors import BadRequest, OutsideKey
-from mlcd.service.http.access import Opened, sees
+from mlcd.service.http.access import AppResources, sees
 from mlcd.service.http.answers import JSON
 from mlcd.service.http.auth import needs
 from mlcd.service.http.job_answers import describe_failure, describe_job
@@ -95,7 +95,7 @@ async def submit(
     body: JobRequest,
     request: Request,
     response: Response,
-    resources: Opened,
+    resources: AppResources,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Job:
     """Submits a job that labels, embeds or indexes all images of an input that workers can read, or
@@ -122,7 +122,7 @@ async def submit(
 @router.get("/v1/jobs", dependencies=[needs("jobs")], responses=_LIST)
 async def list_jobs(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: str | None = None,
     state: JobState | None = None,
@@ -137,7 +137,7 @@ async def list_jobs(
 
 
 @router.get("/v1/jobs/{job_id}", dependencies=[needs("jobs")], responses=_ONE)
-async def describe(job_id: str, request: Request, resources: Opened) -> Job:
+async def describe(job_id: str, request: Request, resources: AppResources) -> Job:
     """Describes a job as it stands."""
     service = _job_service(resources)
     look = _of_client(request, service, job_id, service.queue.get)
@@ -148,7 +148,7 @@ async def describe(job_id: str, request: Request, resources: Opened) -> Job:
 async def list_failures(
     job_id: str,
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
 ) -> FailureList:
@@ -170,7 +170,7 @@ async def list_failures(
 
 
 @router.delete("/v1/jobs/{job_id}", dependencies=[needs("jobs")], responses=_ONE)
-async def cancel(job_id: str, request: Request, resources: Opened) -> Job:
+async def cancel(job_id: str, request: Request, resources: AppResources) -> Job:
     """Cancels a job: workers stop within seconds, and what they have written is removed."""
     service = _job_service(resources)
     change = _of_client(request, service, job_id, service.queue.cancel)
@@ -178,7 +178,7 @@ async def cancel(job_id: str, request: Request, resources: Opened) -> Job:
 
 
 @router.post("/v1/jobs/{job_id}/retry", dependencies=[needs("jobs")], responses=_ONE)
-async def retry(job_id: str, request: Request, resources: Opened) -> Job:
+async def retry(job_id: str, request: Request, resources: AppResources) -> Job:
     """Does again what has failed; of a canceled job, everything."""
     service = _job_service(resources)
     change = _of_client(request, service, job_id, service.queue.retry)
@@ -194,7 +194,7 @@ async def retry(job_id: str, request: Request, resources: Opened) -> Job:
 async def watch(
     job_id: str,
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     last_event_id: Annotated[int | None, Header(ge=0, le=_MAX_NUMBER)] = None,
 ) -> Response:
     """Sends every change of a job as server-sent events.

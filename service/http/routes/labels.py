@@ -15,7 +15,7 @@ from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import StrictBatch
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.answers import (
     JSON,
     NPY,
@@ -61,7 +61,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 )
 async def label(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     top: Annotated[int, Query(ge=1)] = 8,
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
     mode: LookupMode = "exact",

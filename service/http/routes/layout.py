@@ -18,7 +18,7 @@ from mlcd.collections.port import CollectionPort
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.service.deadline import within_deadline
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.answer_budget import PART_BYTES
 from mlcd.service.http.answers import (
     JSON,
@@ -80,7 +80,7 @@ ColorBy = Annotated[
     responses=_NUMBERS,
 )
 async def get_layout(
-    name: Name, request: Request, resources: Opened, first: FirstRows = None
+    name: Name, request: Request, resources: AppResources, first: FirstRows = None
 ) -> Response:
     """Returns a point for each item: little-endian float32 [n, 2] in [-1, 1].
 
@@ -99,7 +99,7 @@ async def get_layout(
     responses=_NUMBERS,
 )
 async def get_values(
-    name: Name, by: ColorBy, request: Request, resources: Opened, first: FirstRows = None
+    name: Name, by: ColorBy, request: Request, resources: AppResources, first: FirstRows = None
 ) -> Response:
     """Returns a number for each item, in the order of the layout: little-endian int32 [n].
 
@@ -118,7 +118,9 @@ async def get_values(
     response_model=LayoutLegend,
     responses=_ERRORS,
 )
-async def get_legend(name: Name, by: ColorBy, request: Request, resources: Opened) -> Response:
+async def get_legend(
+    name: Name, by: ColorBy, request: Request, resources: AppResources
+) -> Response:
     """Returns the meaning of the values' numbers, the most frequent first, at most 1,000."""
     collection, layout = await _open_layout(name, request, resources)
     values = await _find_values(by, collection, layout, request, resources)
@@ -134,7 +136,7 @@ async def get_legend(name: Name, by: ColorBy, request: Request, resources: Opene
     responses=_ITEMS,
 )
 async def list_items(
-    name: Name, body: LayoutItemsRequest, request: Request, resources: Opened
+    name: Name, body: LayoutItemsRequest, request: Request, resources: AppResources
 ) -> Response:
     """Lists items by their rows in the layout, or those inside a polygon.
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Request, Response
 
-from mlcd.service.http.access import Opened, check_model
+from mlcd.service.http.access import AppResources, check_model
 from mlcd.service.http.answers import headers, provenance
 from mlcd.service.http.auth import needs
 from mlcd.service.http.json_route import JsonRoute
@@ -24,7 +24,7 @@ async def load(
     body: Annotated[LoadRequest, Body(default_factory=LoadRequest)],
     request: Request,
     response: Response,
-    resources: Opened,
+    resources: AppResources,
 ) -> LoadedModel:
     """Has Triton load a version of the served model, then serves it.
 

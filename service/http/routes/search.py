@@ -16,7 +16,7 @@ from mlcd.collections.searcher import SearchAnswer
 from mlcd.errors import DeadlineExceeded
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.answers import (
     check_answer_bytes,
     headers,
@@ -74,7 +74,7 @@ _REMEDY: Final = (
 async def search(
     name: Name,
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     *,
     top: Annotated[int | None, Query(ge=1)] = None,
     filter: Annotated[  # noqa: A002 - the parameter's name
@@ -259,7 +259,7 @@ async def find_duplicates(
     name: Name,
     body: Annotated[DuplicatesRequest, Body(default_factory=DuplicatesRequest)],
     request: Request,
-    resources: Opened,
+    resources: AppResources,
 ) -> Response:
     """Finds groups of items whose pictures are copies, or have at least this `similarity`.
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.answers import negotiate
 from mlcd.service.http.auth import needs
 from mlcd.service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
@@ -27,7 +27,7 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     response_class=Response,
     responses=_ANSWERS,
 )
-async def embed_texts(body: TextsRequest, request: Request, resources: Opened) -> Response:
+async def embed_texts(body: TextsRequest, request: Request, resources: AppResources) -> Response:
     """Embeds texts. A model without a text tower answers 422, `no-text-tower`.
 
     JSON and Arrow report errors per text. For the raw and npy matrices, one invalid text refuses

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from mlcd.errors import NotFound
 from mlcd.service.deadline import within_deadline
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.answers import headers
 from mlcd.service.http.auth import needs
 from mlcd.service.http.openapi import BINARY
@@ -64,7 +64,7 @@ async def get_thumbnail(
         ),
     ],
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     v: Annotated[str | None, Query(description="the thumbnail's version, from the item")] = None,
 ) -> Response:
     """Returns an item's thumbnail: WebP, upright, without metadata.

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest, Forbidden
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.answers import check_answer_bytes
 from mlcd.service.http.auth import needs
 from mlcd.service.keys.file import Key
@@ -24,7 +24,7 @@ _DATE: Final[dict[str, Any]] = {"format": "date"}
 @router.get("/v1/usage", dependencies=[needs()], responses={403: {}, 413: {}, 504: {}})
 async def usage(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     first: Annotated[str | None, Query(alias="from", json_schema_extra=_DATE)] = None,
     last: Annotated[str | None, Query(alias="to", json_schema_extra=_DATE)] = None,
     key: str | None = None,

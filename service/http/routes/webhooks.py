@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 
 from mlcd.errors import Conflict
-from mlcd.service.http.access import Opened
+from mlcd.service.http.access import AppResources
 from mlcd.service.http.auth import needs
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.routes.files import owner_of, require_batches
@@ -39,7 +39,7 @@ _ROUTE: Final = "/v1/webhook_endpoints"
 
 @router.post(_ROUTE, dependencies=[needs("jobs")], responses=_REFUSALS)
 async def create(
-    body: WebhookRequest, request: Request, resources: Opened
+    body: WebhookRequest, request: Request, resources: AppResources
 ) -> WebhookEndpointWithSecret:
     """Sends the ends of this key's batches and jobs to a URL from now on, by Standard Webhooks.
 
@@ -62,7 +62,7 @@ async def create(
 @router.get(_ROUTE, dependencies=[needs("jobs")], responses=_REFUSALS)
 async def list_webhooks(
     request: Request,
-    resources: Opened,
+    resources: AppResources,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     after: str | None = None,
 ) -> WebhookEndpointList:
@@ -82,7 +82,7 @@ async def list_webhooks(
 
 
 @router.get(_ROUTE + "/{webhook_id}", dependencies=[needs("jobs")], responses=_ONE)
-async def describe(webhook_id: str, request: Request, resources: Opened) -> WebhookEndpoint:
+async def describe(webhook_id: str, request: Request, resources: AppResources) -> WebhookEndpoint:
     """Describes a webhook and its last delivery."""
     store = _require_sender(resources).store
     webhook = await asyncio.to_thread(store.find, webhook_id, owner_of(request))
@@ -91,7 +91,7 @@ async def describe(webhook_id: str, request: Request, resources: Opened) -> Webh
 
 @router.post(_ROUTE + "/{webhook_id}", dependencies=[needs("jobs")], responses=_ONE)
 async def update(
-    webhook_id: str, body: WebhookUpdate, request: Request, resources: Opened
+    webhook_id: str, body: WebhookUpdate, request: Request, resources: AppResources
 ) -> WebhookEndpoint:
     """Changes a webhook, and enables it again where it was disabled."""
     sender = _require_sender(resources)
@@ -109,7 +109,9 @@ async def update(
 
 
 @router.delete(_ROUTE + "/{webhook_id}", dependencies=[needs("jobs")], responses=_ONE)
-async def delete(webhook_id: str, request: Request, resources: Opened) -> DeletedWebhookEndpoint:
+async def delete(
+    webhook_id: str, request: Request, resources: AppResources
+) -> DeletedWebhookEndpoint:
     """Deletes a webhook with the events that wait for it."""
     store = _require_sender(resources).store
     await asyncio.to_thread(store.delete, webhook_id, owner_of(request))
@@ -118,7 +120,7 @@ async def delete(webhook_id: str, request: Request, resources: Opened) -> Delete
 
 @router.post(_ROUTE + "/{webhook_id}/rotate_secret", dependencies=[needs("jobs")], responses=_ONE)
 async def rotate_secret(
-    webhook_id: str, request: Request, resources: Opened, body: RotateRequest | None = None
+    webhook_id: str, request: Request, resources: AppResources, body: RotateRequest | None = None
 ) -> WebhookEndpointWithSecret:
     """Gives a webhook a new secret. On request the old one also signs for 24 hours."""
     store = _require_sender(resources).store
@@ -133,7 +135,10 @@ async def rotate_secret(
 
 @router.post(_ROUTE + "/{webhook_id}/test", dependencies=[needs("jobs")], responses=_ONE)
 async def send_test(
-    webhook_id: str, request: Request, resources: Opened, body: WebhookTestRequest | None = None
+    webhook_id: str,
+    request: Request,
+    resources: AppResources,
+    body: WebhookTestRequest | None = None,
 ) -> WebhookTestResult:
     """Sends an event to a webhook now, once, and answers with the status of its receiver.
 

@@ -104,8 +104,8 @@ class Direct:
         self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
         self._labels, self._labels_retry_at = engine.labels, -np.inf
 
-    def announce(self) -> AbstractContextManager[None]:
-        """Does nothing: Triton does not wait for announced items."""
+    def expect_item(self) -> AbstractContextManager[None]:
+        """Does nothing: Triton does not wait for expected items."""
         return nullcontext()
 
     async def encode(

@@ -24,7 +24,7 @@ def run(rank, size, folder):
     flat = trainer.kmeans([rows()], 40, iterations=4, world=world)
     trainer.MANY_CLUSTERS = 50
     deep = trainer.kmeans([rows()], 60, iterations=2, world=world)
-    shared = world.share(rank)
+    shared = world.broadcast(rank)
     np.savez(
         f"{folder}/{size}-{rank}.npz",
         flat=flat.centers,

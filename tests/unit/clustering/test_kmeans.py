@@ -239,7 +239,7 @@ def test_the_centers_artifact_round_trips(tmp_path):
     assert read.vectors.tobytes() == original.vectors.tobytes()
     assert read.names == original.names
     assert read.align(rows) == pytest.approx(unit_rows(rows - mean), abs=1e-6)
-    with pytest.raises(ArtifactInvalid, match="must be for"):
+    with pytest.raises(ArtifactInvalid, match="values, one per center"):
         Centers(result.centers, result.sizes[:-1], "f" * 64)
 
 

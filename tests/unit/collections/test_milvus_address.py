@@ -10,7 +10,7 @@ from mlcd.errors import ConfigInvalid
     ("asked", "kind"), [("", "hnsw"), ("?index=hnsw", "hnsw"), ("?index=ivf_flat", "ivf_flat")]
 )
 def test_a_url_chooses_the_index(asked, kind):
-    assert MilvusAddress.of(f"milvus://host/photos{asked}").graph.kind == kind
+    assert MilvusAddress.of(f"milvus://host/photos{asked}").index_kind.kind == kind
 
 
 @pytest.mark.parametrize("asked", ["diskann", "DISKANN"])

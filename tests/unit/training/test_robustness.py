@@ -13,7 +13,7 @@ from mlcd.training.evaluation.robustness.classify_variants import choose_classes
 from mlcd.training.evaluation.robustness.variants import VARIANTS, class_map
 from mlcd.training.evaluation.texts.class_names import names_of, table_of_set
 from mlcd.training.evaluation.texts.imagenet import imagenet_names, variant_ids
-from mlcd.training.evaluation.texts.tested import open_tested
+from mlcd.training.evaluation.texts.tested import open_test_images
 from tests.conftest import refuse, succeed
 
 V2, A, R, SKETCH, OBJECTNET = VARIANTS
@@ -110,15 +110,15 @@ def test_a_variant_that_is_not_whole_is_refused_by_name(small, tmp_path):
     folder = tmp_path / variant.name
 
     def check():
-        return choose_classes(open_tested(str(folder)), class_map(variant, folder), variant)
+        return choose_classes(open_test_images(str(folder)), class_map(variant, folder), variant)
 
-    assert check().folders == list(NAMES)[:2]
+    assert check().all_classes == list(NAMES)[:2]
     write_image(folder / "n00000001" / "b.png", 9)
     with pytest.raises(InvalidInput, match="ImageNet-A must have 2 images, got 3"):
         check()
     (folder / "n00000001" / "b.png").rename(folder / "n00000002" / "b.png")
     (folder / "n00000001" / "a.png").unlink()
-    with pytest.raises(InvalidInput, match="ImageNet-A lacks images of n00000001"):
+    with pytest.raises(InvalidInput, match="of all 2 classes, 1 have none, such as n00000001"):
         check()
     write_image(folder / "n00000003" / "a.png", 9)
     with pytest.raises(InvalidInput, match="n00000003 is not a class of ImageNet-A"):
@@ -131,7 +131,7 @@ def test_each_variant_is_classified_among_its_own_classes(small, two_tower_model
     out = tmp_path / "out"
     command = ("evaluate", "robustness", two_tower_model, "--data", tmp_path / "data")
     told = succeed(*command, "--out", out)
-    assert "imagenet_r: not evaluated: ImageNet-R lacks images of n00000001" in told.stdout
+    assert "imagenet_r: not evaluated: ImageNet-R must have images of all" in told.stdout
     assert told.stdout.rstrip().endswith("missing: none")
     found = {
         path.name: json.loads((path / "results.json").read_text())[0] for path in out.iterdir()

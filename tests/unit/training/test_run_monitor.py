@@ -118,7 +118,7 @@ def test_the_driver_shows_what_was_lost_and_goes_back_to_where_it_goes_on():
     with RunDisplay(shown, said.append, "1 CPUs") as display:
         display.show(News())
         display.show(News(attempt=1, num_workers=2, stage=(0, "train", 9), done=0))
-        assert display.trains
+        assert display.is_training
         display.show(News(attempt=1, num_workers=2, stage=(0, "train", 9), done=5, facts={"a": 1}))
         display.show(News(attempt=2, num_workers=1, stage=(0, "train", 9), done=5))
         display.show(News(attempt=2, num_workers=1, stage=(1, "train", 9), done=3))

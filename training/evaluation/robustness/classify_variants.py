@@ -14,9 +14,9 @@ from mlcd.progress import Reporter
 from mlcd.training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
 from mlcd.training.evaluation.stored_results import Record
 from mlcd.training.evaluation.texts.evaluate import TextEvaluation, evaluate_classes
-from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
+from mlcd.training.evaluation.texts.images_and_texts import TextImageModel, open_model
 from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
-from mlcd.training.evaluation.texts.tested import Tested, TestedClasses, open_tested
+from mlcd.training.evaluation.texts.tested import LabeledTestImages, TestImages, open_test_images
 
 _IMAGES: Final = "images"
 _SEVEN: Final = "simple"  # the seven templates selected from CLIP's 80 for ImageNet
@@ -66,7 +66,7 @@ def run_robustness(
 
 
 def _measure(
-    model: ImagesAndTexts,
+    model: TextImageModel,
     variant: Variant,
     data: Path,
     out: Path | None,
@@ -77,13 +77,13 @@ def _measure(
     folder = data / variant.name
     classes = class_map(variant, folder)
     images = folder / _IMAGES
-    tested = open_tested(str(images if images.is_dir() else folder))
-    chosen = choose_classes(tested, classes, variant)
+    test_images = open_test_images(str(images if images.is_dir() else folder))
+    chosen = choose_classes(test_images, classes, variant)
     return evaluate_classes(
         model,
-        TextEvaluation(tested, may_be_seen, out),
+        TextEvaluation(test_images, may_be_seen, out),
         chosen,
-        [(classes.names[folder_id],) for folder_id in chosen.folders],
+        [(classes.names[class_id],) for class_id in chosen.all_classes],
         _prompts(variant),
         {"names": f"of {variant.title}", "map_sha256": classes.sha256},
         reporter,
@@ -96,13 +96,17 @@ def _prompts(variant: Variant) -> Prompts:
     return Prompts("the bare name", variant.templates)
 
 
-def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> TestedClasses:
+def choose_classes(
+    test_images: TestImages, classes: ClassMap, variant: Variant
+) -> LabeledTestImages:
     """Returns the images of a variant's classes, with only these classes for the classifier.
 
     Raises InvalidInput for a folder that is not a class, for a missing class, and for another
     number of images than published.
     """
-    folders = [None if name is None else name.rpartition("/")[2] for name in tested.class_names]
+    folders = [
+        None if name is None else name.rpartition("/")[2] for name in test_images.class_names
+    ]
     unknown = next(
         (folder for folder in folders if folder and folder not in classes.class_of), None
     )
@@ -114,8 +118,8 @@ def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> Teste
     class_ids = [classes.class_of.get(folder or "") for folder in folders]
     if missing := sorted(set(classes.names) - set(class_ids)):
         raise InvalidInput(
-            f"{variant.title} lacks images of {missing[0]} ({len(missing)} of "
-            f"{len(classes.names)} classes)",
+            f"{variant.title} must have images of all {len(classes.names)} classes, {len(missing)}"
+            f" have none, such as {missing[0]}",
             remedy="restore them",
         )
     indices = np.flatnonzero([folder is not None for folder in class_ids])
@@ -124,6 +128,6 @@ def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> Teste
             f"{variant.title} must have {variant.images} images, got {len(indices)}",
             remedy="restore the published data set",
         )
-    return TestedClasses(
+    return LabeledTestImages(
         indices, [class_id for class_id in class_ids if class_id is not None], list(classes.names)
     )

@@ -36,9 +36,9 @@ from mlcd.training.evaluation.suite.definitions import SETS
 from mlcd.training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
 from mlcd.training.evaluation.texts.evaluate import TextEvaluation, evaluate_zero_shot
 from mlcd.training.evaluation.texts.imagenet import IMAGENET
-from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
+from mlcd.training.evaluation.texts.images_and_texts import TextImageModel, open_model
 from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
-from mlcd.training.evaluation.texts.tested import open_tested
+from mlcd.training.evaluation.texts.tested import open_test_images
 
 _OWN_PROMPTS = "simple"
 _Made = TypeVar("_Made")
@@ -219,13 +219,13 @@ class _Evaluated:
                 for data_set in sets
             }
 
-    def _zero_shot(self, model: ImagesAndTexts, data_set: FoundSet) -> Record:
+    def _zero_shot(self, model: TextImageModel, data_set: FoundSet) -> Record:
         if data_set.labels is not None:
             raise InvalidInput("zero-shot requires one class per image, got several labels")
-        tested = open_tested(str(self._features(data_set)))
+        test_images = open_test_images(str(self._features(data_set)))
         # The report shows the number of seen images beside the results.
         request = TextEvaluation(
-            tested, may_be_seen=True, out=self.out / "zero-shot" / data_set.name
+            test_images, may_be_seen=True, out=self.out / "zero-shot" / data_set.name
         )
         return evaluate_zero_shot(model, request, _prompts(data_set), data_set.names, self.reporter)
 

@@ -78,10 +78,10 @@ def evaluate_zero_shot(
     from mlcd.training.evaluation.texts.class_names import read_names
     from mlcd.training.evaluation.texts.images_and_texts import open_model
     from mlcd.training.evaluation.texts.prompt_sets import read_prompts
-    from mlcd.training.evaluation.texts.tested import open_tested
+    from mlcd.training.evaluation.texts.tested import open_test_images
 
     templates, table = read_prompts(prompts), None if names is None else read_names(names)
-    request = evaluate.TextEvaluation(open_tested(test), may_be_seen, out)
+    request = evaluate.TextEvaluation(open_test_images(test), may_be_seen, out)
     with open_model(model, encoder, announce) as opened:
         record = evaluate.evaluate_zero_shot(opened, request, templates, table, reporter)
     _report(record, reporter)
@@ -122,12 +122,15 @@ def evaluate_retrieval(
     """
     from mlcd.training.evaluation.texts import evaluate
     from mlcd.training.evaluation.texts.images_and_texts import open_model
-    from mlcd.training.evaluation.texts.tested import open_tested
+    from mlcd.training.evaluation.texts.tested import open_test_images
     from mlcd.training.evaluation.texts.tested_captions import captions_of
 
-    request = evaluate.TextEvaluation(open_tested(test), may_be_seen, out)
+    request = evaluate.TextEvaluation(open_test_images(test), may_be_seen, out)
     texts = captions_of(
-        request.tested, captions, max_captions=captions_per_image, may_be_unmatched=allow_unmatched
+        request.test_images,
+        captions,
+        max_captions=captions_per_image,
+        may_be_unmatched=allow_unmatched,
     )
     with open_model(model, encoder, announce) as opened:
         record = evaluate.evaluate_retrieval(opened, request, texts, reporter)

@@ -16,10 +16,10 @@ from mlcd.training.evaluation.seen import check_seen, find_seen
 from mlcd.training.evaluation.splits import check_several_classes, split_digest
 from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_create
 from mlcd.training.evaluation.texts.class_names import NameTable, names_of
-from mlcd.training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
+from mlcd.training.evaluation.texts.images_and_texts import ImageRows, TextImageModel
 from mlcd.training.evaluation.texts.prompt_sets import Prompts
 from mlcd.training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
-from mlcd.training.evaluation.texts.tested import Tested, TestedClasses, choose_classes
+from mlcd.training.evaluation.texts.tested import LabeledTestImages, TestImages, choose_classes
 from mlcd.training.evaluation.texts.tested_captions import TestedCaptions
 from mlcd.training.evaluation.texts.zero_shot import (
     Figures,
@@ -39,13 +39,13 @@ class TextEvaluation:
     the artifact of the result; None stores none.
     """
 
-    tested: Tested
+    test_images: TestImages
     may_be_seen: bool = False
     out: Path | None = None
 
 
 def evaluate_zero_shot(
-    model: ImagesAndTexts,
+    model: TextImageModel,
     request: TextEvaluation,
     prompts: Prompts,
     table: NameTable | None,
@@ -55,17 +55,17 @@ def evaluate_zero_shot(
 
     Raises InvalidInput for classes without names, and for images that the model's run has seen.
     """
-    chosen = choose_classes(request.tested)
-    check_several_classes(chosen.folders)
-    names = names_of(chosen.folders, table)
+    chosen = choose_classes(request.test_images)
+    check_several_classes(chosen.all_classes)
+    names = names_of(chosen.all_classes, table)
     facts = {"names": "of the folders" if table is None else "of a table"}
     return evaluate_classes(model, request, chosen, names, prompts, facts, reporter)
 
 
 def evaluate_classes(
-    model: ImagesAndTexts,
+    model: TextImageModel,
     request: TextEvaluation,
-    chosen: TestedClasses,
+    chosen: LabeledTestImages,
     names: Sequence[tuple[str, ...]],
     prompts: Prompts,
     facts: Mapping[str, Any],
@@ -73,7 +73,7 @@ def evaluate_classes(
 ) -> Record:
     """Returns the record of zero-shot classification of these images among these classes.
 
-    names: names of each class of `chosen.folders`. facts: protocol fields about the classes and
+    names: names of each class of `chosen.all_classes`. facts: protocol fields about the classes and
     their names. Raises InvalidInput for images that the model's run has seen.
     """
     settings = {
@@ -82,25 +82,25 @@ def evaluate_classes(
         "templates": len(prompts.templates),
         "prompts_sha256": prompts.sha256,
         **facts,
-        "class_names": dict(zip(chosen.folders, map(list, names), strict=True)),
+        "class_names": dict(zip(chosen.all_classes, map(list, names), strict=True)),
     }
 
     def make() -> tuple[Record, StoredOutcome]:
-        images = request.tested.rows(model, chosen.chosen, reporter)
+        images = request.test_images.rows(model, chosen.indices, reporter)
         texts, counts = class_prompts(names, prompts.templates)
         classes = classifier(model.text_rows(texts, reporter), counts)
-        class_names = _class_names(request.tested, chosen, images)
-        folders = {folder: number for number, folder in enumerate(chosen.folders)}
-        right = np.array([folders[name] for name in class_names])
+        class_names = _class_names(request.test_images, chosen, images)
+        class_ids = {name: class_id for class_id, name in enumerate(chosen.all_classes)}
+        right = np.array([class_ids[name] for name in class_names])
         rank = ranks(images.rows, classes, right)
         record = _record(
             model,
             request,
             images,
-            zero_shot_figures(rank, right, len(chosen.folders)),
+            zero_shot_figures(rank, right, len(chosen.all_classes)),
             {
                 **{name: value for name, value in settings.items() if name != "class_names"},
-                "classes": len(chosen.folders),
+                "classes": len(chosen.all_classes),
                 "split": split_digest(
                     images.keys, class_names, np.ones(len(images.keys), dtype=np.bool_)
                 ),
@@ -112,7 +112,7 @@ def evaluate_classes(
 
 
 def evaluate_retrieval(
-    model: ImagesAndTexts,
+    model: TextImageModel,
     request: TextEvaluation,
     tested_captions: TestedCaptions,
     reporter: Reporter,
@@ -123,11 +123,11 @@ def evaluate_retrieval(
     images that the model's run has seen.
     """
     captions = tested_captions.texts
-    keys = request.tested.keys
+    keys = request.test_images.keys
     chosen = np.flatnonzero([len(texts_of_image) > 0 for texts_of_image in captions])
     if not len(chosen):
         raise InvalidInput(
-            f"no image of {request.tested.location} has a caption",
+            f"no image of {request.test_images.location} has a caption",
             remedy="give --captions: a .jsonl or .csv with path and caption or captions",
         )
     settings = {
@@ -136,7 +136,7 @@ def evaluate_retrieval(
     }
 
     def make() -> tuple[Record, StoredOutcome]:
-        images = request.tested.rows(model, chosen, reporter)
+        images = request.test_images.rows(model, chosen, reporter)
         caption_of = {keys[row]: captions[row] for row in chosen.tolist()}
         texts = [text for key in images.keys for text in caption_of[key]]
         counts = np.array([len(caption_of[key]) for key in images.keys])
@@ -168,14 +168,16 @@ def captions_digest(captions: Iterable[tuple[SampleKey, Sequence[str]]]) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> list[str]:
-    pairs = zip(chosen.chosen.tolist(), chosen.class_names, strict=True)
-    name_of = {tested.keys[index]: name for index, name in pairs}
+def _class_names(
+    test_images: TestImages, chosen: LabeledTestImages, images: ImageRows
+) -> list[str]:
+    pairs = zip(chosen.indices.tolist(), chosen.class_names, strict=True)
+    name_of = {test_images.keys[index]: name for index, name in pairs}
     return [name_of[key] for key in images.keys]
 
 
 def _record(
-    model: ImagesAndTexts,
+    model: TextImageModel,
     request: TextEvaluation,
     images: ImageRows,
     figures: Figures,
@@ -192,7 +194,7 @@ def _record(
         "engine": model.texts.engine,
         "precision": model.texts.precision,
         "fingerprint": model.texts.fingerprint,
-        "test": f"{len(images.keys)} of {Path(request.tested.location).name}",
+        "test": f"{len(images.keys)} of {Path(request.test_images.location).name}",
         "not_usable": images.num_unusable,
     }
     return {
@@ -206,9 +208,9 @@ def _record(
 
 
 def _request(
-    model: ImagesAndTexts, request: TextEvaluation, settings: Mapping[str, Any], out: Path
+    model: TextImageModel, request: TextEvaluation, settings: Mapping[str, Any], out: Path
 ) -> Request:
     engine = {"engine": model.texts.engine, "precision": model.texts.precision}
     config = {**settings, **engine, **({"seen": True} if request.may_be_seen else {})}
-    parents = (model.artifact.as_parent_of(out, "model"), request.tested.parent(out))
+    parents = (model.artifact.as_parent_of(out, "model"), request.test_images.parent(out))
     return Request("evaluation", config, parents, model.texts.fingerprint)

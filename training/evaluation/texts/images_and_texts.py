@@ -44,7 +44,7 @@ class ImageRows:
     num_unusable: int = 0
 
 
-class ImagesAndTexts:
+class TextImageModel:
     """An opened model with a text tower; the image tower is opened when it is needed."""
 
     def __init__(self, artifact: Artifact, texts: TextEncoder, options: EncoderOptions) -> None:
@@ -96,8 +96,8 @@ class ImagesAndTexts:
 @contextmanager
 def open_model(
     spec: str, options: EncoderOptions, announce: Callable[[str], None]
-) -> Iterator[ImagesAndTexts]:
+) -> Iterator[TextImageModel]:
     """Opens a model as `mlcd embed` does. Raises NoTextTower if it lacks a text tower."""
     path = resolve_model(spec, announce)
     with closing(open_text_encoder(path, options)) as texts:
-        yield ImagesAndTexts(open_artifact(Path(path), "model", verify_files=False), texts, options)
+        yield TextImageModel(open_artifact(Path(path), "model", verify_files=False), texts, options)

@@ -17,11 +17,11 @@ from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.training.evaluation.representations import digest_rows
 from mlcd.training.evaluation.splits import folder_split
-from mlcd.training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
+from mlcd.training.evaluation.texts.images_and_texts import ImageRows, TextImageModel
 from mlcd.types import SampleKey
 
 
-class Tested(Protocol):
+class TestImages(Protocol):
     """All images at a location, from which the test images are chosen.
 
     class_names: None for images of unknown class.
@@ -38,14 +38,14 @@ class Tested(Protocol):
     def parent(self, out: Path) -> Parent: ...
 
     def rows(
-        self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
+        self, model: TextImageModel, indices: NDArray[np.int64], reporter: Reporter
     ) -> ImageRows:
-        """Returns the embeddings of the images at indices `chosen`, without undecodable images."""
+        """Returns the embeddings of the images at `indices`, except of undecodable ones."""
         ...
 
 
-class TestedSource:
-    """Implements `Tested` for a source, whose images are encoded."""
+class SourceTestImages:
+    """Implements `TestImages` for a source, whose images are encoded."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.location = source, source.location
@@ -62,13 +62,13 @@ class TestedSource:
         return images_parent(self.source, out)
 
     def rows(
-        self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
+        self, model: TextImageModel, indices: NDArray[np.int64], reporter: Reporter
     ) -> ImageRows:
-        return model.image_rows(self.source, self.source.entries.select(chosen), reporter)
+        return model.image_rows(self.source, self.source.entries.select(indices), reporter)
 
 
-class TestedEmbeddings:
-    """Implements `Tested` for an embeddings artifact of the same model."""
+class EmbeddedTestImages:
+    """Implements `TestImages` for an embeddings artifact of the same model."""
 
     def __init__(self, embeddings: EmbeddingsArtifact) -> None:
         self.embeddings, self.location = embeddings, str(embeddings.artifact.path)
@@ -85,7 +85,7 @@ class TestedEmbeddings:
         return self.embeddings.artifact.as_parent_of(out, "images")
 
     def rows(
-        self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
+        self, model: TextImageModel, indices: NDArray[np.int64], reporter: Reporter
     ) -> ImageRows:
         del reporter  # reading is fast
         if self.embeddings.fingerprint != model.texts.fingerprint:
@@ -95,48 +95,52 @@ class TestedEmbeddings:
             )
         digests = self.embeddings.image_sha256
         return ImageRows(
-            self.embeddings.load()[chosen],
-            [self.keys[row] for row in chosen.tolist()],
-            digest_rows([digests[row] for row in chosen.tolist()]),
+            self.embeddings.load()[indices],
+            [self.keys[row] for row in indices.tolist()],
+            digest_rows([digests[row] for row in indices.tolist()]),
         )
 
 
-def open_tested(location: str) -> Tested:
+def open_test_images(location: str) -> TestImages:
     """Opens an embeddings artifact, or a source of images."""
     if (Path(location) / MANIFEST).is_file():
-        return TestedEmbeddings(EmbeddingsArtifact.open(Path(location)))
+        return EmbeddedTestImages(EmbeddingsArtifact.open(Path(location)))
     source = open_source(location)
     source.check_not_empty()
-    return TestedSource(source)
+    return SourceTestImages(source)
 
 
 @dataclass(frozen=True)
-class TestedClasses:
+class LabeledTestImages:
     """The n test images of known class.
 
-    chosen: [n], their indices. folders: sorted classes of all images, including other parts of a
-    split.
+    indices: [n], among all images of the location. class_names: [n]. all_classes: sorted class
+    names of all images, including those of other parts of a split.
     """
 
-    chosen: NDArray[np.int64]
+    indices: NDArray[np.int64]
     class_names: list[str]
-    folders: list[str]
+    all_classes: list[str]
 
 
-def choose_classes(tested: Tested) -> TestedClasses:
-    """Returns all images of known class, or the test folder's images if folders are a split."""
-    labeled_indices = np.flatnonzero([name is not None for name in tested.class_names])
+def choose_classes(test_images: TestImages) -> LabeledTestImages:
+    """Returns the images of known class.
+
+    If the top folders are the parts of a split (train, test, …), returns only those of the test
+    part.
+    """
+    labeled_indices = np.flatnonzero([name is not None for name in test_images.class_names])
     if not len(labeled_indices):
         raise ConfigInvalid(
-            f"no image of {tested.location} has a known class",
+            f"no image of {test_images.location} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
-    class_names = [name for name in tested.class_names if name is not None]
-    if (split := folder_split(class_names, tested.location)) is None:
-        return TestedClasses(labeled_indices, class_names, sorted(set(class_names)))
+    class_names = [name for name in test_images.class_names if name is not None]
+    if (split := folder_split(class_names, test_images.location)) is None:
+        return LabeledTestImages(labeled_indices, class_names, sorted(set(class_names)))
     folder_parts, classes_in_parts = split
     indices = np.flatnonzero(folder_parts.test)
-    return TestedClasses(
+    return LabeledTestImages(
         labeled_indices[indices],
         [classes_in_parts[index] for index in indices.tolist()],
         sorted(set(classes_in_parts)),

@@ -10,7 +10,7 @@ from mlcd.images.caption_files import captions_in_table
 from mlcd.images.captions import read_captions
 from mlcd.images.matched_keys import Unmatched, match_keys
 from mlcd.training.evaluation.texts.karpathy import read_tested_captions
-from mlcd.training.evaluation.texts.tested import Tested, TestedSource
+from mlcd.training.evaluation.texts.tested import SourceTestImages, TestImages
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TestedCaptions:
 
 
 def captions_of(
-    tested: Tested,
+    test_images: TestImages,
     table: Path | None,
     *,
     max_captions: int | None = None,
@@ -41,28 +41,30 @@ def captions_of(
     without a source of captions, InvalidInput for captions that match no image.
     """
     if table is not None:
-        captions_of_image, unmatched = _read_table(tested, table)
-    elif isinstance(tested, TestedSource):
-        captions = read_captions(tested.source, tested.source.entries)
+        captions_of_image, unmatched = _read_table(test_images, table)
+    elif isinstance(test_images, SourceTestImages):
+        captions = read_captions(test_images.source, test_images.source.entries)
         captions_of_image = [captions.of(index) for index in range(len(captions))]
         unmatched = captions.unmatched
     else:
         raise ConfigInvalid(
-            f"the embeddings {tested.location} contain no captions",
+            f"the embeddings {test_images.location} contain no captions",
             remedy="give a .jsonl or .csv of captions with --captions",
         )
-    name = f"the captions of {tested.location}" if table is None else str(table)
-    unmatched.check(name, tested.location, may_be_unmatched=may_be_unmatched)
+    name = f"the captions of {test_images.location}" if table is None else str(table)
+    unmatched.check(name, test_images.location, may_be_unmatched=may_be_unmatched)
     return TestedCaptions([texts[:max_captions] for texts in captions_of_image], unmatched)
 
 
-def _read_table(tested: Tested, table: Path) -> tuple[list[tuple[str, ...]], Unmatched]:
+def _read_table(test_images: TestImages, table: Path) -> tuple[list[tuple[str, ...]], Unmatched]:
     if not table.is_file():
         raise NotFound(f"no table of captions at {table}")
     if table.suffix == ".json":
         names, captions = read_tested_captions(table)
         # COCO's images are in two folders, or all in one folder.
-        inside, flat = (match_keys(image_names, tested.keys, str(table)) for image_names in names)
+        inside, flat = (
+            match_keys(image_names, test_images.keys, str(table)) for image_names in names
+        )
         indices = np.where(inside.indices >= 0, inside.indices, flat.indices)
         unmatched_names = list(dict.fromkeys(np.asarray(names[1], object)[indices < 0]))
         num_keys = flat.unmatched.num_keys
@@ -70,14 +72,14 @@ def _read_table(tested: Tested, table: Path) -> tuple[list[tuple[str, ...]], Unm
     else:
         with table.open("rb") as file:
             rows = list(captions_in_table(str(table), file))
-        matched = match_keys([path for path, _ in rows], tested.keys, str(table))
+        matched = match_keys([path for path, _ in rows], test_images.keys, str(table))
         captions = [caption for _, caption in rows]
         indices, unmatched = matched.indices, matched.unmatched
     if not captions:
         raise InvalidInput(
             f"{table} must contain at least one caption", remedy="give rows of path and caption"
         )
-    texts: list[list[str]] = [[] for _ in tested.keys]
+    texts: list[list[str]] = [[] for _ in test_images.keys]
     for index, caption in zip(indices.tolist(), captions, strict=True):
         if index >= 0:
             texts[index].append(caption)

@@ -40,18 +40,18 @@ async def test_a_full_batch_goes_ahead_and_a_partial_one_fills_until_the_engine_
         assert [len(batch) for batch in engine.batches] == [1, 8, 8, 8, 5]
 
 
-async def test_an_announced_image_is_waited_for_and_an_absent_one_is_not():
+async def test_an_expected_image_is_waited_for_and_an_absent_one_is_not():
     engine = LocalEngine(latency_s=0.0)
     async with new_batcher(engine) as batcher:
 
         async def prepared_late():
-            with batcher.announce():
+            with batcher.expect_item():
                 await asyncio.sleep(0.0005)
             return await batcher.encode(picture(2))
 
         await asyncio.gather(prepared_late(), batcher.encode(picture(1)))
         assert engine.batches == [[1, 2]]
-        with batcher.announce():  # never comes: nobody waits for it longer than the delay
+        with batcher.expect_item():  # never comes: nobody waits for it longer than the delay
             started = time.perf_counter()
             await batcher.encode(picture(3))
             assert time.perf_counter() - started < 0.5

@@ -219,7 +219,7 @@ def test_images_beyond_the_quantile_of_their_own_center_are_novel():
     assert lookup.remember(rows, lookup.nearest(rows, 2, threshold=0.9)) == 1
     images, novel = lookup.recent.by_center()
     assert (images.tolist(), novel.tolist()) == ([4, 2, 2], [2, 0, 0])
-    assert (lookup.ordinary_distances == quantiles).all()
+    assert (lookup.novelty_distances == quantiles).all()
     assert Lookup(random_centers(3)).remember(near(random_centers(3), 2), None) is None
 
 

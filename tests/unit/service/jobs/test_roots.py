@@ -191,9 +191,7 @@ def test_an_output_is_no_part_of_what_is_made_or_was(roots, place):
     for inside in ("a.partial/out", "a.partial/sub/out", "made/out"):
         with pytest.raises(InvalidInput, match="output of another step"):
             free(roots, root / inside)
-    with pytest.raises(
-        Conflict, match=r"unfinished work stands at the output, as a\.partial"
-    ) as told:
+    with pytest.raises(Conflict, match=r"unfinished work is at the output, as a\.partial") as told:
         free(roots, root / "a")
     assert told.value.remedy.endswith(
         "otherwise finish it with `mlcd label` or `mlcd embed`, or remove a.partial"

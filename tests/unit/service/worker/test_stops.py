@@ -250,7 +250,7 @@ def test_a_worker_whose_job_is_gone_from_the_queue_says_so_once_and_leaves_its_p
         record = transaction.record(job.id)
         is_lost = record.shards_done >= 1 and bool(record.leases)
         if is_lost:
-            transaction.wipe(job.id)
+            transaction.remove_with_names(job.id)
         return is_lost
 
     losing = threading.Thread(target=lambda: until(lambda: queue._database.transact(lose)))

@@ -13,34 +13,34 @@ METRIC: Final = "IP"  # inner product, which is the cosine of unit vectors
 
 
 @dataclass(frozen=True)
-class Graph:
+class IndexKind:
     """One kind of index.
 
-    effort: name of the search parameter for the effort. efforts: values that an audit tries,
-    ascending. reach: greatest value that Milvus accepts; needed for selective filters.
+    effort_param: name of the search parameter for the effort. efforts: values that an audit tries,
+    ascending. max_effort: greatest value that Milvus accepts; a selective filter raises the effort.
     """
 
     kind: str
     index_type: str
     build: dict[str, int]
-    effort: str
+    effort_param: str
     efforts: tuple[int, ...]
-    reach: int
+    max_effort: int
 
     def search_params(self, effort: int, num_answers: int) -> dict[str, Any]:
         """Returns the parameters of a search for `num_answers` neighbors."""
         # The candidate list of a graph must have room for all answers.
         least = 1 if self.kind == "ivf_flat" else num_answers
-        value = min(max(effort, least), self.reach)
-        return {"metric_type": METRIC, "params": {self.effort: value}}
+        value = min(max(effort, least), self.max_effort)
+        return {"metric_type": METRIC, "params": {self.effort_param: value}}
 
 
 _CELLS: Final = 1024
-GRAPHS: Final[dict[str, Graph]] = {
-    graph.kind: graph
-    for graph in (
-        Graph("hnsw", "HNSW", {"M": 16, "efConstruction": 128}, "ef", graph_efforts(), 32_768),
-        Graph(
+INDEX_KINDS: Final[dict[str, IndexKind]] = {
+    index.kind: index
+    for index in (
+        IndexKind("hnsw", "HNSW", {"M": 16, "efConstruction": 128}, "ef", graph_efforts(), 32_768),
+        IndexKind(
             "ivf_flat",
             "IVF_FLAT",
             {"nlist": _CELLS},
