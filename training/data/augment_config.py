@@ -27,7 +27,7 @@ class AugmentConfig(Section):
     """
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
     """The smallest area of a crop, as a share of the image's area; smaller if a crop of the sampled
-    aspect ratio does not fit into the image."""
+    aspect ratio does not fit."""
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
     """The largest ratio of a crop's sides, measured on the original image."""
     flip: _Share = 0.5
@@ -54,13 +54,13 @@ class AugmentConfig(Section):
     grayscale: _Share = 0.0
     """The share of the views that lose their colors."""
     blur: _Shares = 0.0
-    """The share of the views that are blurred: one number for all views, or a list with one number
-    per global view (augment.views), then one for all local views if there are any.
+    """The share of the views that are blurred: a number, or a list with one number per global view
+    and then one for all local views.
     """
     blur_sigma: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
     """The smallest and the largest standard deviation of the blur, in pixels of the view."""
     solarize: _Shares = 0.0
-    """The share of the views whose values from 128 up are inverted; number or list like blur."""
+    """The share of the views whose values >= 128 are inverted; a number or a list, like blur."""
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
