@@ -163,7 +163,7 @@ class RecordDamaged(ArtifactInvalid):
         super().__init__("the record of this job is damaged", remedy="DELETE of the job removes it")
 
 
-class TextGiven(NoTextTower):
+class TextNotSupported(NoTextTower):
     """A request to a model without a text tower contains a text. param: field of the text."""
 
     def __init__(self, model: str, *, param: str) -> None:

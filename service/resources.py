@@ -45,7 +45,7 @@ from mlcd.service.inference.model_data import (
 )
 from mlcd.service.inference.outcomes import Encoding
 from mlcd.service.inference.readiness import Readiness
-from mlcd.service.inference.served import Opening, ServedEncoder
+from mlcd.service.inference.served import EngineOptions, ServedEncoder
 from mlcd.service.inference.served_texts import ServedTexts
 from mlcd.service.inference.stored_names import StoredNames
 from mlcd.service.inference.switch import ModelSwitch
@@ -418,8 +418,8 @@ def _open_engine(
 ) -> AbstractAsyncContextManager[SupervisedEngine | TritonEngine]:
     if settings.engine == "triton":
         return open_triton_engine(settings)
-    opening = Opening.by(settings, model, num_threads=threads.engine)
-    return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s, started=started)
+    options = EngineOptions.from_settings(settings, model, num_threads=threads.engine)
+    return SupervisedEngine(options, batch_timeout_s=settings.batch_timeout_s, started=started)
 
 
 async def _open_texts(
@@ -438,9 +438,11 @@ async def _open_texts(
     tokenizer = await asyncio.to_thread(find_tokenizer, model)
     if tokenizer is None:
         return None
-    opening = Opening.by(settings, model, num_threads=threads.engine, tower="texts")
+    options = EngineOptions.from_settings(
+        settings, model, num_threads=threads.engine, tower="texts"
+    )
     engine = await stack.enter_async_context(
-        SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s, started=started)
+        SupervisedEngine(options, batch_timeout_s=settings.batch_timeout_s, started=started)
     )
     return OpenedTexts(engine, tokenizer)
 

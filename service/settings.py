@@ -101,7 +101,7 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """Seconds from a request's first byte until it gets 504."""
 
     @property
-    def pixels_of_one(self) -> int:
+    def max_request_pixels(self) -> int:
         """The limit on the pixels of one request: half of all requests' limit, or one image."""
         return max(self.max_queued_pixels // 2, self.max_pixels)
 

@@ -141,7 +141,8 @@ def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
     names = tuple(stored["names"])
     if stored["centers"] != artifact.digest or len(names) != num_centers:
         raise ArtifactInvalid(
-            f"{path} names other centers", remedy="remove it, and name these by `mlcd name`"
+            f"{path} must hold names of the centers {artifact.digest}, got names of other centers",
+            remedy="remove it, and name these by `mlcd name`",
         )
     # files without "by_hand" predate evidence: people assigned all names
     by_hand = stored.get("by_hand", [c for c, name in enumerate(names) if name is not None])
@@ -234,7 +235,8 @@ def _json_pairs(path: Path, text: str, digest: str | None) -> list[tuple[str, An
         return pairs
     if digest not in (None, content["centers"]):
         raise InvalidInput(
-            f"{path} names other centers", remedy=f"these are STATE/names/{digest}.json"
+            f"{path} must hold names of the centers {digest}, got names of {content['centers']}",
+            remedy=f"give STATE/names/{digest}.json",
         )
     return [(center, dict(change)["name"]) for center, change in content["changes"]]
 

@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 from numpy.typing import ArrayLike
 
 from mlcd.client.base import Ask, check_one_given, check_rows
-from mlcd.client.batches import Adder, Additions, Batch, Images, rows_in_batches
+from mlcd.client.batches import Additions, Batch, IdAssigner, Images, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.reading import origin_of
 from mlcd.client.results import (
@@ -46,7 +46,9 @@ class AsyncClient(AsyncBase):
         model changed in between, and the errors of `mlcd.client.refusals`.
         """
         check_images(images)
-        items, origin = await self._gather(self._cut(images), self._server.embed, strict=strict)
+        items, origin = await self._gather(
+            self._batch_images(images), self._server.embed, strict=strict
+        )
         info = await self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
 
@@ -58,7 +60,7 @@ class AsyncClient(AsyncBase):
         It takes images only as far ahead as it has requests in flight.
         """
         check_images(images)
-        return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
+        return self._each(self._call(strict=strict), self._batch_images(images), self._server.embed)
 
     async def embed_texts(self, texts: AsyncSeries[str], *, strict: bool = False) -> Embedded:
         """Returns unit rows for a series of texts, in the space of the images; texts that fail are
@@ -69,7 +71,7 @@ class AsyncClient(AsyncBase):
         """
         check_texts(texts)
         items, origin = await self._gather(
-            self._cut_texts(texts), self._server.embed_texts, strict=strict
+            self._batch_texts(texts), self._server.embed_texts, strict=strict
         )
         info = await self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
@@ -80,7 +82,7 @@ class AsyncClient(AsyncBase):
         """Yields what `embed_texts` returns, one row at a time in order, as `embed_each` does."""
         check_texts(texts)
         return self._each(
-            self._call(strict=strict), self._cut_texts(texts), self._server.embed_texts
+            self._call(strict=strict), self._batch_texts(texts), self._server.embed_texts
         )
 
     async def classify(
@@ -145,7 +147,7 @@ class AsyncClient(AsyncBase):
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
-        return self._each(self._call(strict=strict), self._cut(images), ask)
+        return self._each(self._call(strict=strict), self._batch_images(images), ask)
 
     async def search(
         self,
@@ -227,7 +229,7 @@ class AsyncClient(AsyncBase):
         An existing item is replaced, metadata included. Raises InvalidInput where there are more or
         fewer ids.
         """
-        additions = self._additions(Adder(ids, metadata), images, embeddings)
+        additions = self._additions(IdAssigner(ids, metadata), images, embeddings)
         return Added.of(
             *await self._gather(
                 additions, partial(self._server.add, collection=collection), strict=strict
@@ -370,11 +372,11 @@ class AsyncClient(AsyncBase):
             yield key
         elif texts is not None:
             check_texts(texts)
-            async for cut in self._cut_texts(texts):
-                yield cut
+            async for text_batch in self._batch_texts(texts):
+                yield text_batch
         elif images is not None:
             check_images(images)
-            async for batch in self._cut(images):
+            async for batch in self._batch_images(images):
                 yield batch
         else:
             bounds = await self._wait(self._server.bounds())
@@ -382,30 +384,33 @@ class AsyncClient(AsyncBase):
                 yield rows
 
     async def _additions(
-        self, adder: Adder, images: AsyncSeries[ImageInput] | None, embeddings: ArrayLike | None
+        self,
+        assigner: IdAssigner,
+        images: AsyncSeries[ImageInput] | None,
+        embeddings: ArrayLike | None,
     ) -> AsyncIterator[Additions]:
         check_one_given(images=images, embeddings=embeddings)
         async for batch in self._batches(images, embeddings):
             assert not isinstance(batch, str | Texts)
-            yield adder.push(batch)
-        adder.end()
+            yield assigner.push(batch)
+        assigner.end()
 
-    async def _cut_texts(self, texts: AsyncSeries[str]) -> AsyncIterator[Texts]:
-        cutter = self._text_cutter(await self._wait(self._server.bounds()))
+    async def _batch_texts(self, texts: AsyncSeries[str]) -> AsyncIterator[Texts]:
+        batcher = self._text_batcher(await self._wait(self._server.bounds()))
         async for text in self._series(texts):
-            if batch := cutter.push(text):
+            if batch := batcher.push(text):
                 yield batch
-        if batch := cutter.take_rest():
+        if batch := batcher.take_rest():
             yield batch
 
-    async def _cut(self, images: AsyncSeries[ImageInput]) -> AsyncIterator[Images]:
+    async def _batch_images(self, images: AsyncSeries[ImageInput]) -> AsyncIterator[Images]:
         bounds = await self._wait(self._server.bounds())
-        cutter = self._cutter(bounds)
+        batcher = self._image_batcher(bounds)
         async for image in self._series(images):
             # Encoded before the next image is requested: a caller that yields arrays may reuse one
             # buffer for all.
             data = await self._encode(image, max_bytes=bounds.max_image_bytes)
-            if batch := cutter.push(data):
+            if batch := batcher.push(data):
                 yield batch
-        if batch := cutter.take_rest():
+        if batch := batcher.take_rest():
             yield batch

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mlcd.client.batch_jobs import AsyncJobs
-from mlcd.client.batches import Cutter
+from mlcd.client.batches import ImageBatcher
 from mlcd.client.call import Call
 from mlcd.client.connection import Connection
 from mlcd.client.requests import RequestBounds, Server
 from mlcd.client.results import Answer
-from mlcd.client.text_batches import TIMES_BATCH, TextCutter
+from mlcd.client.text_batches import TIMES_BATCH, TextBatcher
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Fingerprint, as_array, unit_rows
 
@@ -89,12 +89,14 @@ class BaseClient:
     def _num_items(self, bounds: RequestBounds) -> int:
         return min(self.batch_size, bounds.max_items)
 
-    def _text_cutter(self, bounds: RequestBounds) -> TextCutter:
+    def _text_batcher(self, bounds: RequestBounds) -> TextBatcher:
         num = min(TIMES_BATCH * self.batch_size, bounds.max_texts)
-        return TextCutter(num=num, max_chars=bounds.max_text_chars)
+        return TextBatcher(num=num, max_chars=bounds.max_text_chars)
 
-    def _cutter(self, bounds: RequestBounds) -> Cutter:
-        return Cutter(max_images=self._num_items(bounds), max_body_bytes=bounds.max_body_bytes)
+    def _image_batcher(self, bounds: RequestBounds) -> ImageBatcher:
+        return ImageBatcher(
+            max_images=self._num_items(bounds), max_body_bytes=bounds.max_body_bytes
+        )
 
 
 def check_one_given(**arguments: object) -> None:

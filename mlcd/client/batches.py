@@ -38,7 +38,7 @@ class Additions:
     batch: Images | Embeddings
 
 
-class Adder:
+class IdAssigner:
     """Assigns ids and metadata to consecutive batches."""
 
     def __init__(self, ids: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None) -> None:
@@ -52,16 +52,16 @@ class Adder:
         batch_slice = slice(self._num_assigned, self._num_assigned + len(batch))
         self._num_assigned = batch_slice.stop
         if self._num_assigned > len(self._ids):
-            raise self._mismatch()
+            raise self._mismatch("more")
         return Additions(self._ids[batch_slice], self._metadata[batch_slice], batch)
 
     def end(self) -> None:
         if self._num_assigned != len(self._ids):
-            raise self._mismatch()
+            raise self._mismatch(f"{self._num_assigned}")
 
-    def _mismatch(self) -> InvalidInput:
+    def _mismatch(self, num_items: str) -> InvalidInput:
         return InvalidInput(
-            f"each item requires one id, got {len(self._ids)} ids for a different number of items",
+            f"each item must have one id, got {len(self._ids)} ids for {num_items} items",
             remedy="give one id per item",
         )
 
@@ -81,7 +81,7 @@ def rows_in_batches(rows: Embeddings, *, num: int) -> Iterator[Embeddings]:
         yield rows[start : start + num]
 
 
-class Cutter:
+class ImageBatcher:
     """Collects images into batches of at most `max_images` images and `max_body_bytes` bytes; never
     more than 16 MiB, except for a single larger image.
     """

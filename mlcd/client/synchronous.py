@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from numpy.typing import ArrayLike
 
 from mlcd.client.base import Ask, check_one_given, check_rows
-from mlcd.client.batches import Adder, Additions, Batch, Images, rows_in_batches
+from mlcd.client.batches import Additions, Batch, IdAssigner, Images, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.reading import origin_of
 from mlcd.client.results import (
@@ -49,7 +49,7 @@ class Client(SyncBase):
         model changed in between, and the errors of `mlcd.client.refusals`.
         """
         check_images(images)
-        items, origin = self._gather(self._cut(images), self._server.embed, strict=strict)
+        items, origin = self._gather(self._batch_images(images), self._server.embed, strict=strict)
         info = self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
 
@@ -61,7 +61,7 @@ class Client(SyncBase):
         It takes images only as far ahead as it has requests in flight.
         """
         check_images(images)
-        return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
+        return self._each(self._call(strict=strict), self._batch_images(images), self._server.embed)
 
     def embed_texts(self, texts: SyncSeries[str], *, strict: bool = False) -> Embedded:
         """Returns unit rows for a series of texts, in the space of the images; texts that fail are
@@ -72,7 +72,7 @@ class Client(SyncBase):
         """
         check_texts(texts)
         items, origin = self._gather(
-            self._cut_texts(texts), self._server.embed_texts, strict=strict
+            self._batch_texts(texts), self._server.embed_texts, strict=strict
         )
         info = self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
@@ -83,7 +83,7 @@ class Client(SyncBase):
         """Yields what `embed_texts` returns, one row at a time in order, as `embed_each` does."""
         check_texts(texts)
         return self._each(
-            self._call(strict=strict), self._cut_texts(texts), self._server.embed_texts
+            self._call(strict=strict), self._batch_texts(texts), self._server.embed_texts
         )
 
     def classify(
@@ -148,7 +148,7 @@ class Client(SyncBase):
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
-        return self._each(self._call(strict=strict), self._cut(images), ask)
+        return self._each(self._call(strict=strict), self._batch_images(images), ask)
 
     def search(
         self,
@@ -228,7 +228,7 @@ class Client(SyncBase):
         An existing item is replaced, metadata included. Raises InvalidInput where there are more or
         fewer ids.
         """
-        additions = self._additions(Adder(ids, metadata), images, embeddings)
+        additions = self._additions(IdAssigner(ids, metadata), images, embeddings)
         return Added.of(
             *self._gather(
                 additions, partial(self._server.add, collection=collection), strict=strict
@@ -368,39 +368,42 @@ class Client(SyncBase):
             yield key
         elif texts is not None:
             check_texts(texts)
-            yield from self._cut_texts(texts)
+            yield from self._batch_texts(texts)
         elif images is not None:
             check_images(images)
-            yield from self._cut(images)
+            yield from self._batch_images(images)
         else:
             bounds = self._wait(self._server.bounds())
             yield from rows_in_batches(check_rows(embeddings), num=self._num_items(bounds))
 
     def _additions(
-        self, adder: Adder, images: SyncSeries[ImageInput] | None, embeddings: ArrayLike | None
+        self,
+        assigner: IdAssigner,
+        images: SyncSeries[ImageInput] | None,
+        embeddings: ArrayLike | None,
     ) -> Iterator[Additions]:
         check_one_given(images=images, embeddings=embeddings)
         for batch in self._batches(images, embeddings):
             assert not isinstance(batch, str | Texts)
-            yield adder.push(batch)
-        adder.end()
+            yield assigner.push(batch)
+        assigner.end()
 
-    def _cut_texts(self, texts: SyncSeries[str]) -> Iterator[Texts]:
-        cutter = self._text_cutter(self._wait(self._server.bounds()))
+    def _batch_texts(self, texts: SyncSeries[str]) -> Iterator[Texts]:
+        batcher = self._text_batcher(self._wait(self._server.bounds()))
         for text in self._series(texts):
-            if batch := cutter.push(text):
+            if batch := batcher.push(text):
                 yield batch
-        if batch := cutter.take_rest():
+        if batch := batcher.take_rest():
             yield batch
 
-    def _cut(self, images: SyncSeries[ImageInput]) -> Iterator[Images]:
+    def _batch_images(self, images: SyncSeries[ImageInput]) -> Iterator[Images]:
         bounds = self._wait(self._server.bounds())
-        cutter = self._cutter(bounds)
+        batcher = self._image_batcher(bounds)
         for image in self._series(images):
             # Encoded before the next image is requested: a caller that yields arrays may reuse one
             # buffer for all.
             data = self._encode(image, max_bytes=bounds.max_image_bytes)
-            if batch := cutter.push(data):
+            if batch := batcher.push(data):
                 yield batch
-        if batch := cutter.take_rest():
+        if batch := batcher.take_rest():
             yield batch

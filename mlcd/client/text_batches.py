@@ -25,7 +25,7 @@ class Texts:
         return [text for text in self.items if isinstance(text, str)]
 
 
-class TextCutter:
+class TextBatcher:
     """Collects texts into batches of at most `num` texts."""
 
     def __init__(self, *, num: int, max_chars: int | None) -> None:

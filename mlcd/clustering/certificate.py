@@ -73,11 +73,12 @@ class Norms:
 class Slack:
     """The bound on the error of a row's products.
 
-    of_row: the bound without |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|,
-    [B]. row: upper bound of |x| and |y'|, [B]. offset: x.m, by which scores exceed products, [B].
+    row_error: the part of the bound that is equal for all centers, [B]; the rest is
+    |y - y'| |d| + |y'| |d - d'|. length, error: |y'| and |y - y'|, [B]. row: upper bound of |x| and
+    |y'|, [B]. offset: x.m, by which scores exceed products, [B].
     """
 
-    of_row: NDArray[np.float64]
+    row_error: NDArray[np.float64]
     length: NDArray[np.float64]
     error: NDArray[np.float64]
     row: NDArray[np.float64]
@@ -91,11 +92,11 @@ class Slack:
         single = _growth(norms.dimension, _SINGLE)
         double = _ERRORS_COMPARED * _growth(norms.dimension, _DOUBLE)
         growth = _growth(norms.dimension, rounding.sum_roundoff)
-        of_row_B = rows.lengths * (growth * norms.largest_rounded)
+        row_error_B = rows.lengths * (growth * norms.largest_rounded)
         # the offset x.m and the terms m.d in float32, and scores in float64
-        of_row_B += row_B * (single * norms.shift + double * norms.longest())
-        of_row_B += 4 * _SINGLE * norms.shift * norms.largest
-        return cls(of_row_B, rows.lengths, rows.errors, row_B, rows.offsets, norms)
+        row_error_B += row_B * (single * norms.shift + double * norms.longest())
+        row_error_B += 4 * _SINGLE * norms.shift * norms.largest
+        return cls(row_error_B, rows.lengths, rows.errors, row_B, rows.offsets, norms)
 
     def single(self) -> NDArray[np.float64]:
         """Returns the bound on the error of any score in float32, [B]."""
@@ -104,14 +105,16 @@ class Slack:
         single_B: NDArray[np.float64] = self.row * (growth * self.norms.longest())
         return single_B
 
-    def order(self) -> NDArray[np.float64]:
-        """Returns how far two scores may move apart by the order of float64 summation, [B]."""
-        return order_error(self.row, self.norms.longest(), self.norms.dimension)
+    def summation_error(self) -> NDArray[np.float64]:
+        """Returns the largest difference of two scores that the order of float64 summation can
+        cause, [B].
+        """
+        return _summation_error(self.row, self.norms.longest(), self.norms.dimension)
 
     @cached_property
-    def with_any(self) -> NDArray[np.float64]:
-        """Returns the bound for each row and all centers, [B]."""
-        bound_B: NDArray[np.float64] = self.of_row + self.error * self.norms.largest
+    def max_error(self) -> NDArray[np.float64]:
+        """Returns the largest bound of each row, which holds for all centers, [B]."""
+        bound_B: NDArray[np.float64] = self.row_error + self.error * self.norms.largest
         bound_B += self.length * self.norms.largest_error
         return bound_B
 
@@ -122,19 +125,19 @@ class Slack:
         """
         norms = self.norms
         room_B = self.row * max(norms.largest_rounded, norms.shift) < ROOM
-        return room_B & (self.with_any < ROOM) & (norms.shift * norms.largest < ROOM)
+        return room_B & (self.max_error < ROOM) & (norms.shift * norms.largest < ROOM)
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Returns the bound for each pair of a row and a center."""
         bound: NDArray[np.float64] = self.error[rows] * self.norms.lengths[ids]
-        bound += self.length[rows] * self.norms.errors[ids] + self.of_row[rows]
+        bound += self.length[rows] * self.norms.errors[ids] + self.row_error[rows]
         return bound
 
 
-def order_error(
+def _summation_error(
     length_B: NDArray[np.float64], longest: float, dimension: int
 ) -> NDArray[np.float64]:
-    """Returns how far two scores of a row may move apart by the order of float64 summation, [B].
+    """Returns `Slack.summation_error`.
 
     length_B: upper bound of |x| of each row. longest: upper bound of |c|.
     """
@@ -143,12 +146,12 @@ def order_error(
 
 
 def double_error(rows_BD: Embeddings, norms: Norms) -> NDArray[np.float64]:
-    """Returns how far two scores of a row may move apart by the order of float64 summation, [B].
+    """Returns `Slack.summation_error` for these rows, [B].
 
     norms: of centers without a shift.
     """
     lengths_B = _lengths(rows_BD.astype(np.float64))
-    return order_error(lengths_B, norms.largest, norms.dimension)
+    return _summation_error(lengths_B, norms.largest, norms.dimension)
 
 
 def _growth(num_terms: int, roundoff: float) -> float:

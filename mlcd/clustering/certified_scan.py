@@ -37,7 +37,7 @@ class _ScoredCenters:
         """Returns a threshold [B]: a center whose product is not above it is farther than all of
         these. Scores bound the answer more closely than products do.
         """
-        return beyond_reach(self.scores.min(axis=1) - slack.offset, slack.with_any)
+        return beyond_reach(self.scores.min(axis=1) - slack.offset, slack.max_error)
 
 
 class Candidates:
@@ -158,7 +158,7 @@ class CertifiedScan:
             best_known = self._score_known(z_BD, candidates.best(top))
             candidates.raise_threshold(best_known.beyond(slack))
         ids, scores = self._first_of(z_BD, best_known, candidates, slack)
-        omitted_B = candidates.threshold.astype(np.float64) + slack.with_any
+        omitted_B = candidates.threshold.astype(np.float64) + slack.max_error
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         sure_B = (omitted_B < last_B) | np.isneginf(omitted_B)  # no center is omitted
         sure_B &= slack.holds()
@@ -179,14 +179,14 @@ class CertifiedScan:
         chosen, start, stop = part
         own: Any = slice(None) if chosen is None else chosen
         product_BC = self.matmul.multiply(data if chosen is None else data[chosen], start, stop)
-        threshold_B, with_any_B = candidates.threshold[own], slack.with_any[own]
+        threshold_B, max_error_B = candidates.threshold[own], slack.max_error[own]
         reached_B = None
         fresh = np.isneginf(threshold_B)
         if stop - start >= top and fresh.any():
             of_fresh = slice(None) if fresh.all() else fresh
             reached_B = reached_by(product_BC[of_fresh], top)
-            least_B = reached_B.astype(np.float64) - with_any_B[of_fresh]
-            threshold_B[of_fresh] = beyond_reach(least_B, with_any_B[of_fresh])
+            least_B = reached_B.astype(np.float64) - max_error_B[of_fresh]
+            threshold_B[of_fresh] = beyond_reach(least_B, max_error_B[of_fresh])
             candidates.threshold[own] = threshold_B
         rows, columns = entries_above(product_BC, threshold_B)
         ids = start + columns if self._order is None else self._order[start + columns]

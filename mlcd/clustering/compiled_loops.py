@@ -20,45 +20,45 @@ from numpy.typing import NDArray
 _Singles: TypeAlias = NDArray[np.float32]
 
 _GROUP: Final = 16  # entries in a group; only the largest is compared first
-_GROUPS_EACH: Final = 2  # fewest groups per entry of the answer
+_MIN_GROUPS_PER_RESULT: Final = 2  # groups are used from this many per requested center on
 _HALVINGS: Final = 12  # bisection steps of the search for a threshold
-AT_ONCE: Final = 8  # centers multiplied by a row at once, so that their memory reads overlap
-_FEW: Final = 16  # so few entries of a row are scored in any order
-_LEAST_SCALE: Final = np.float32(1e-30)  # as in `int8_matmul`
-_UPPER: Final = np.float32(0.1)  # share of the held range scored first
-_NONE: Final = np.float32(-np.inf)
-_ALL: Final = np.float32(np.inf)
+CENTERS_PER_STEP: Final = 8  # multiplied by a row at once, so that their memory reads overlap
+_MAX_UNORDERED: Final = 16  # of more held entries, the largest products are scored first
+_MIN_SCALE: Final = np.float32(1e-30)  # as in `int8_matmul`
+# held entries whose products lie in this upper share of their range are scored first
+_FIRST_SHARE: Final = np.float32(0.1)
+_NO_THRESHOLD: Final = np.float32(-np.inf)  # every entry exceeds it
+_ABANDONED: Final = np.float32(np.inf)  # threshold that no entry exceeds
 
 # numba options of every loop
 _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
 class Query(NamedTuple):
-    """The input of a scan. A score is bounded by its product a:
+    """The input of a scan. The score of a shifted center d, whose rounded copy is d', is bounded by
+    its product a:
 
-        a + error |d| + length |d - d'| + of_row + offset.
+        a + error |d| + length |d - d'| + row_error + offset.
 
-    rows: [B, D], and centers: [K, D], both float32. top: number of centers per row. most:
-    approximate limit of scored entries per row; a row with more is abandoned. of_row, length,
-    error and offset: as in `mlcd.clustering.certificate.Slack`, and with_any its bound for all
-    centers, [B]. center_lengths, center_errors: |d| and |d - d'|, [K]. margin: error of
-    comparing bounds. order: how far two scores may move apart by the order of summation, [B].
-    All these are float64.
+    rows: [B, D], and centers: [K, D], both float32. top: number of centers per row. max_scored: a
+    row that has more scored centers after a block is abandoned. row_error, length, error, offset,
+    max_error and summation_error: as in `mlcd.clustering.certificate.Slack`, [B]. center_lengths,
+    center_errors: |d| and |d - d'|, [K]. margin: error of comparing bounds. All these are float64.
     """
 
     rows: NDArray[np.float32]
     centers: NDArray[np.float32]
     top: int
-    most: int
-    of_row: NDArray[np.float64]
+    max_scored: int
+    row_error: NDArray[np.float64]
     length: NDArray[np.float64]
     error: NDArray[np.float64]
     offset: NDArray[np.float64]
-    with_any: NDArray[np.float64]
+    max_error: NDArray[np.float64]
     center_lengths: NDArray[np.float64]
     center_errors: NDArray[np.float64]
     margin: float
-    order: NDArray[np.float64]
+    summation_error: NDArray[np.float64]
 
 
 class KeptEntries(NamedTuple):
@@ -68,9 +68,9 @@ class KeptEntries(NamedTuple):
     best_ids, best_scores: best scored centers, [B, S], padded with -1 and -inf. threshold: every
     product of the answer exceeds it, [B] float32; -inf until enough centers are scored, inf for an
     abandoned row. num_scored: number of scored centers, [B]. sure: whether no other center can be
-    in the answer, [B]. clear: whether its order and float32 scores do not depend on the order of
-    summation, [B]. waiting: buffer for centers scored at once, [8]. maxima, columns: buffers for
-    the maxima and the columns of a block, at least [C].
+    in the answer, [B]. order_independent: whether the order of the answer and its float32 scores
+    are the same for every order of summation, [B]. waiting: buffer for centers scored at once, [8].
+    maxima, columns: buffers for the maxima and the columns of a block, at least [C].
     """
 
     ids: NDArray[np.int32]
@@ -81,7 +81,7 @@ class KeptEntries(NamedTuple):
     threshold: NDArray[np.float32]
     num_scored: NDArray[np.int64]
     sure: NDArray[np.bool_]
-    clear: NDArray[np.bool_]
+    order_independent: NDArray[np.bool_]
     waiting: NDArray[np.int64]
     maxima: NDArray[np.float32]
     columns: NDArray[np.int64]
@@ -126,7 +126,7 @@ def read_only(vectors: _Singles) -> _Singles:
 
 
 @_compiled_once
-def keep(
+def collect_candidates(
     sums: tuple[_Singles, _Singles, _Singles],
     start: int,
     num_left: int,
@@ -143,26 +143,26 @@ def keep(
     query, entries = Query(*query_fields), KeptEntries(*kept_fields)
     values_BC, scales_B, terms_C = sums
     num = len(terms_C)
-    num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
+    num_groups = num // _GROUP if num >= _GROUP * _MIN_GROUPS_PER_RESULT * query.top else 0
     # maxima of the groups, then the entries outside of groups
     maxima = entries.maxima[: num - (_GROUP - 1) * num_groups]
     columns, num_abandoned = entries.columns, 0
     for row in range(len(values_BC)):
-        if entries.threshold[row] == _ALL:
+        if entries.threshold[row] == _ABANDONED:
             num_abandoned += 1
             continue
         products = Products(values_BC[row], scales_B[row], terms_C, num_groups)
-        below = _ALL
+        max_product = np.float32(np.inf)
         _write_maxima(products, maxima)
-        if entries.threshold[row] == _NONE:
-            below = np.nextafter(_reached(maxima, query.top), _NONE)
-            num_found = _find(products, maxima, below, _ALL, columns)
+        if entries.threshold[row] == _NO_THRESHOLD:
+            max_product = np.nextafter(_bisect_threshold(maxima, query.top), np.float32(-np.inf))
+            num_found = _find_columns(products, maxima, max_product, np.float32(np.inf), columns)
             num_scored = _score_first(row, start, columns[:num_found], query, entries)
-            _hold(row, products, columns[num_scored:num_found], start, query, entries)
-        num_found = _find(products, maxima, entries.threshold[row], below, columns)
-        _hold(row, products, columns[:num_found], start, query, entries)
-        if entries.num_scored[row] > query.most:
-            entries.threshold[row], entries.num[row] = _ALL, 0
+            _hold_entries(row, products, columns[num_scored:num_found], start, query, entries)
+        num_found = _find_columns(products, maxima, entries.threshold[row], max_product, columns)
+        _hold_entries(row, products, columns[:num_found], start, query, entries)
+        if entries.num_scored[row] > query.max_scored:
+            entries.threshold[row], entries.num[row] = _ABANDONED, 0
             num_abandoned += 1
         elif num_left == 0:
             _score_all(row, query, entries)
@@ -170,31 +170,34 @@ def keep(
 
 
 @_compiled_once
-def settle(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
-    """Sets `sure` and `clear` of each row, and clears the best centers of abandoned rows."""
+def mark_sure_rows(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
+    """Sets `sure` and `order_independent` of each row, and removes the best centers of abandoned
+    rows.
+    """
     query, entries = Query(*query_fields), KeptEntries(*kept_fields)
     last = query.top - 1
     for row in range(len(entries.num)):
-        scores, order = entries.best_scores[row], query.order[row]
-        if entries.threshold[row] == _ALL:
+        scores, error = entries.best_scores[row], query.summation_error[row]
+        if entries.threshold[row] == _ABANDONED:
             for place in range(len(scores)):
                 entries.best_ids[row, place] = -1
-        # unlisted centers are not nearer than the last listed one
-        none_beyond = scores[-1] < scores[last] - order
-        entries.sure[row] = entries.best_ids[row, last] >= 0 and none_beyond
-        entries.clear[row] = entries.sure[row] and _is_clear(row, query, entries)
+        # a scored center outside of the list scores at most scores[-1]; bounds rule out the rest
+        no_rival_left = scores[-1] < scores[last] - error
+        entries.sure[row] = entries.best_ids[row, last] >= 0 and no_rival_left
+        independent = entries.sure[row] and _is_order_independent(row, query, entries)
+        entries.order_independent[row] = independent
 
 
 @_compiled()
-def _is_clear(row: int, query: Query, entries: KeptEntries) -> bool:
-    ids, scores, order = entries.best_ids[row], entries.best_scores[row], query.order[row]
+def _is_order_independent(row: int, query: Query, entries: KeptEntries) -> bool:
+    ids, scores, error = entries.best_ids[row], entries.best_scores[row], query.summation_error[row]
     for place in range(query.top):
         score, following = scores[place], scores[place + 1]
-        if np.float32(score - order) != np.float32(score + order):
+        if np.float32(score - error) != np.float32(score + error):
             return False
         # equal centers have equal scores in any order of summation: their ids decide
         equal = score == following and _is_same(query.centers, ids[place], ids[place + 1])
-        if score <= following + order and not equal:
+        if score <= following + error and not equal:
             return False
     return True
 
@@ -224,7 +227,7 @@ def _round_rows(
     """Rounds rows as above. memory_4D: zeros; buffers for a row, the absolute values of its
     components, zero terms and the maxima.
     """
-    unsigned, scales, squares, left_out, offsets = rounded_fields
+    unsigned, scales, squares, squared_errors, offsets = rounded_fields
     dimension = rows_BD.shape[1]
     num_groups = dimension // _GROUP
     vector, sizes = memory_4D[0], Products(memory_4D[1], np.float32(1), memory_4D[2], num_groups)
@@ -237,9 +240,9 @@ def _round_rows(
         largest = np.float32(0)
         for value in maxima:
             largest = max(largest, value)
-        scale = max(largest / np.float32(levels), _LEAST_SCALE)
+        scale = max(largest / np.float32(levels), _MIN_SCALE)
         scales[row] = scale
-        squares[row], left_out[row] = _write_numbers(
+        squares[row], squared_errors[row] = _quantize(
             vector, scale, np.float32(levels + 1), unsigned[row]
         )
         offsets[row] = _inner_product(rows_BD[row], shift_D)
@@ -271,19 +274,19 @@ def _write_maxima(products: Products, maxima: _Singles) -> None:
 
 
 @_compiled("reassoc", "contract")
-def _write_numbers(
-    vector: _Singles, scale: np.float32, zero: np.float32, unsigned: NDArray[np.uint8]
+def _quantize(
+    vector: _Singles, scale: np.float32, zero_point: np.float32, unsigned: NDArray[np.uint8]
 ) -> tuple[np.float32, np.float32]:
     """Writes the quantized row; returns the sums of its squares and of the squared errors."""
     inverse = np.float32(1) / scale
-    squares = left_out = np.float32(0)
+    squares = squared_errors = np.float32(0)
     for component in range(len(vector)):
         number = np.rint(vector[component] * inverse)
-        unsigned[component] = np.uint8(np.int32(number + zero))
+        unsigned[component] = np.uint8(np.int32(number + zero_point))
         squares += number * number
-        left_out_part = vector[component] - number * scale
-        left_out += left_out_part * left_out_part
-    return squares, left_out
+        error = vector[component] - number * scale
+        squared_errors += error * error
+    return squares, squared_errors
 
 
 @_compiled("reassoc", "contract")
@@ -295,19 +298,19 @@ def _inner_product(vector: _Singles, second_vector: _Singles) -> np.float32:
 
 
 @_compiled()
-def _reached(values: _Singles, num: int) -> np.float32:
-    """Returns a value that at least `num` of the values reach, and few more; -inf if there are
-    fewer than `num` values.
+def _bisect_threshold(values: _Singles, num: int) -> np.float32:
+    """Returns a threshold such that at least `num` of the values, and few more, are >= it; -inf if
+    there are fewer than `num` values.
     """
     if len(values) < num:
-        return _NONE
+        return np.float32(-np.inf)
     low: np.float32 = values[0]
     high = low
     for value in values:
         low, high = min(low, value), max(high, value)
     for _ in range(_HALVINGS):
         middle = low + (high - low) / np.float32(2)
-        num_reaching = _num_reaching(values, middle)
+        num_reaching = _count_reaching(values, middle)
         if num_reaching >= num:
             low = middle
         else:
@@ -318,38 +321,38 @@ def _reached(values: _Singles, num: int) -> np.float32:
 
 
 @_compiled("reassoc")
-def _num_reaching(values: _Singles, least: np.float32) -> np.float32:
+def _count_reaching(values: _Singles, threshold: np.float32) -> np.float32:
     num = np.float32(0)  # a float, so that eight are counted at a time
     for at in range(len(values)):
-        num += np.float32(values[at] >= least)
+        num += np.float32(values[at] >= threshold)
     return num
 
 
 @_compiled()
-def _find(
+def _find_columns(
     products: Products,
     maxima: _Singles,
     threshold: np.float32,
-    below: np.float32,
+    max_product: np.float32,
     columns: NDArray[np.int64],
 ) -> int:
-    """Writes the columns of the entries above the threshold, up to `below`, and returns their
-    number. A column is written before its comparison, which avoids a mispredicted branch.
+    """Writes the columns of the entries > threshold and <= max_product, and returns their number. A
+    column is written before its comparison, which avoids a mispredicted branch.
     """
     num, num_groups = 0, products.num_groups
     for group in range(num_groups):
         if maxima[group] > threshold:
             for member in range(_GROUP):
                 columns[num] = group + member * num_groups
-                num += threshold < _product(products, columns[num]) <= below
+                num += threshold < _product(products, columns[num]) <= max_product
     for column in range(_GROUP * num_groups, len(products.terms)):
         columns[num] = column
-        num += threshold < _product(products, column) <= below
+        num += threshold < _product(products, column) <= max_product
     return num
 
 
 @_compiled()
-def _hold(
+def _hold_entries(
     row: int,
     products: Products,
     columns: NDArray[np.int64],
@@ -381,7 +384,7 @@ def _score_first(
     """
     num, waiting = 0, entries.waiting
     while num < min(query.top, len(columns)):
-        num_waiting = min(AT_ONCE, len(columns) - num)
+        num_waiting = min(CENTERS_PER_STEP, len(columns) - num)
         for place in range(num_waiting):
             waiting[place] = start + columns[num + place]
         _score_some(row, waiting, num_waiting, query, entries)
@@ -392,24 +395,24 @@ def _score_first(
 @_compiled()
 def _score_all(row: int, query: Query, entries: KeptEntries) -> None:
     """Scores the held entries that may be in the answer."""
-    if entries.num[row] > _FEW:
-        _score_upper(row, _UPPER, query, entries)
-    _score(row, _NONE, query, entries)
+    if entries.num[row] > _MAX_UNORDERED:
+        _score_top_share(row, _FIRST_SHARE, query, entries)
+    _score(row, np.float32(-np.inf), query, entries)
 
 
 @_compiled()
 def _make_room(row: int, query: Query, entries: KeptEntries) -> None:
     """Scores the held entries with the largest products, until at most half of the room is used."""
-    share = _UPPER
-    _score_upper(row, share, query, entries)
+    share = _FIRST_SHARE
+    _score_top_share(row, share, query, entries)
     while entries.num[row] > entries.ids.shape[1] // 2:
         share *= 2
-        _score_upper(row, share, query, entries)
+        _score_top_share(row, share, query, entries)
 
 
 @_compiled()
-def _score_upper(row: int, share: np.float32, query: Query, entries: KeptEntries) -> None:
-    """Scores the held entries whose products lie in the upper `share` of their range."""
+def _score_top_share(row: int, share: np.float32, query: Query, entries: KeptEntries) -> None:
+    """Scores the held entries whose products lie in the top `share` of their range."""
     lowest = largest = entries.products[row, 0]
     for place in range(entries.num[row]):
         largest = max(largest, entries.products[row, place])
@@ -424,7 +427,7 @@ def _score(row: int, lowest: np.float32, query: Query, entries: KeptEntries) -> 
     """
     ids, products, best_scores = entries.ids[row], entries.products[row], entries.best_scores[row]
     error, length, last = query.error[row], query.length[row], query.top - 1
-    common = query.offset[row] + query.margin + query.of_row[row]
+    common = query.offset[row] + query.margin + query.row_error[row]
     num_left, num_waiting, waiting = 0, 0, entries.waiting
     for place in range(entries.num[row]):
         center, product = ids[place], products[place]
@@ -438,7 +441,7 @@ def _score(row: int, lowest: np.float32, query: Query, entries: KeptEntries) -> 
             continue
         waiting[num_waiting] = center
         num_waiting += 1
-        if num_waiting == AT_ONCE:
+        if num_waiting == CENTERS_PER_STEP:
             _score_some(row, waiting, num_waiting, query, entries)
             num_waiting = 0
     if num_waiting:
@@ -452,15 +455,16 @@ def _score_some(
 ) -> None:
     """Scores the first `num` of these centers, and raises the threshold."""
     best_ids, best_scores = entries.best_ids[row], entries.best_scores[row]
-    for place in range(num, AT_ONCE):  # padding: a center that is in the cache costs little
+    for place in range(num, CENTERS_PER_STEP):  # padding by a center that is in the cache
         ids[place] = ids[0]
     _score_eight(
         query.rows[row], query.centers, ids, num, entries.num_scored[row], best_ids, best_scores
     )
     entries.num_scored[row] += num
-    bound = best_scores[query.top - 1] - query.offset[row] - query.with_any[row] - 2 * query.margin
+    bound = best_scores[query.top - 1] - query.offset[row] - query.max_error[row] - 2 * query.margin
     # as in `mlcd.clustering.certificate.beyond_reach`
-    entries.threshold[row] = max(entries.threshold[row], np.nextafter(np.float32(bound), _NONE))
+    threshold = np.nextafter(np.float32(bound), np.float32(-np.inf))
+    entries.threshold[row] = max(entries.threshold[row], threshold)
 
 
 @_compiled()

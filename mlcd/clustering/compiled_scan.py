@@ -7,8 +7,8 @@ Centers whose products exceed the threshold are held. They are scored when the b
 after the last block, and each score may raise the threshold. So few centers are scored, and no
 small step waits for the GIL.
 
-The loops sum in their own order. An answer is clear if neither its order nor any of its float32
-scores depends on the order of summation. It is sure if no omitted center can belong to it.
+The loops sum in their own order. An answer is order-independent if neither its order nor any of its
+float32 scores depends on the order of summation. It is sure if no omitted center can belong to it.
 
 Shapes: B rows of a batch, C centers of a block, K centers, D dimension.
 """
@@ -22,13 +22,13 @@ from mlcd.clustering.arithmetics import BLOCK_CENTERS
 from mlcd.clustering.certificate import DOUBLE_MARGIN, Slack
 from mlcd.clustering.certified_scan import CertifiedScan
 from mlcd.clustering.compiled_loops import (
-    AT_ONCE,
+    CENTERS_PER_STEP,
     KeptEntries,
     Query,
-    keep,
+    collect_candidates,
+    mark_sure_rows,
     read_only,
     round_rows,
-    settle,
 )
 from mlcd.clustering.shortlist import Shortlist
 from mlcd.types import Embeddings
@@ -68,28 +68,32 @@ class CompiledScan:
             stop = min(start + BLOCK_CENTERS, num_centers)
             sums = self._matmul.sums(rows.data, start, stop)
             num_left = num_centers - stop
-            num_abandoned = keep(tuple(sums), start, num_left, tuple(query), tuple(entries))
+            num_abandoned = collect_candidates(
+                tuple(sums), start, num_left, tuple(query), tuple(entries)
+            )
             if num_abandoned > _MAX_ABANDONED * len(rows_BD):
                 entries.threshold[:] = np.inf
                 break
-        settle(tuple(query), tuple(entries))
-        return Shortlist(entries.best_ids, entries.best_scores, entries.sure, entries.clear)
+        mark_sure_rows(tuple(query), tuple(entries))
+        return Shortlist(
+            entries.best_ids, entries.best_scores, entries.sure, entries.order_independent
+        )
 
     def _query(self, rows_BD: Embeddings, slack: Slack, top: int, room: int) -> Query:
         return Query(
             rows=rows_BD,
             centers=read_only(self._centers),
             top=int(top),  # loops are compiled for exactly these types
-            most=int(room),
-            of_row=slack.of_row,
+            max_scored=int(room),
+            row_error=slack.row_error,
             length=slack.length,
             error=slack.error,
             offset=slack.offset,
-            with_any=slack.with_any,
+            max_error=slack.max_error,
             center_lengths=self._norms.lengths,
             center_errors=self._norms.errors,
             margin=DOUBLE_MARGIN,
-            order=slack.order(),
+            summation_error=slack.summation_error(),
         )
 
 
@@ -109,8 +113,8 @@ def _empty_entries(is_bounded_B: NDArray[np.bool_], num_centers: int, num_best: 
         threshold=np.where(is_bounded_B, np.float32(-np.inf), np.float32(np.inf)),
         num_scored=np.zeros(num, np.int64),
         sure=np.zeros(num, np.bool_),
-        clear=np.zeros(num, np.bool_),
-        waiting=np.empty(AT_ONCE, np.int64),
+        order_independent=np.zeros(num, np.bool_),
+        waiting=np.empty(CENTERS_PER_STEP, np.int64),
         maxima=np.empty(block, np.float32),
         columns=np.empty(block, np.int64),
     )

@@ -149,7 +149,7 @@ class DeviceScan:
         # A row without a bound is left to the CPU; the device gets zeros, which cannot overflow.
         holds_B = cast(Tensor, slack.holds())
         rows_BD.masked_fill_(~holds_B[:, None], 0.0)
-        slack_B = cast(Tensor, slack.with_any).masked_fill(~holds_B, 0.0)
+        slack_B = cast(Tensor, slack.max_error).masked_fill(~holds_B, 0.0)
         groups_BG, tiles_BT = maxima(rows_BD, self._rounded_KD)
         if tiles_BT.shape[1] >= _TILES_EACH * top:
             tiles = _Largest.of(tiles_BT, max(room, top))
@@ -176,7 +176,7 @@ class DeviceScan:
         ids.masked_fill_((ids >= self._num_centers) | (nearest.values <= limit_B1), -1)
         scores = in_float64(exact_BD, self._centers_KD, ids)
         best = _Largest.of(scores, top + room // _SPARED)
-        apart_B1 = cast(Tensor, slack.order())[:, None]
+        apart_B1 = cast(Tensor, slack.summation_error())[:, None]
         least_B1 = best.last(top) - apart_B1
         sure_B &= best.complete(torch.nextafter(least_B1, least_B1 - 1))
         sure_B &= holds_B

@@ -52,13 +52,13 @@ class EightBitRows(NamedTuple):
     """Rows y = x - m quantized to whole numbers q with a scale s per row, so that s q is near y.
 
     unsigned: q + levels + 1, uint8 [B, D]. All other fields are float32 [B]: scales: s; squares:
-    the sum of q^2; left_out: the sum of (y - s q)^2; offsets: x.m.
+    the sum of q^2; squared_errors: the sum of (y - s q)^2; offsets: x.m.
     """
 
     unsigned: NDArray[np.uint8]
     scales: NDArray[np.float32]
     squares: NDArray[np.float32]
-    left_out: NDArray[np.float32]
+    squared_errors: NDArray[np.float32]
     offsets: NDArray[np.float32]
 
     @classmethod
@@ -92,7 +92,7 @@ class Int8Matmul:
         rounded = EightBitRows.unwritten(*rows_BD.shape)
         (round_rows or round_in_numpy)(rows_BD, self.shift, self._row_levels, rounded)
         lengths = rounded.scales * lengths_of(rounded.squares, rows_BD.shape[1])
-        errors = lengths_of(rounded.left_out, rows_BD.shape[1])
+        errors = lengths_of(rounded.squared_errors, rows_BD.shape[1])
         # float32 rounding of the differences and of the shifted rows
         errors += 2.0**-22 * (lengths + errors)
         if not self._holds:
@@ -136,7 +136,7 @@ def round_in_numpy(
         np.add(numbers, np.float32(levels + 1), out=rounded.unsigned[part], casting="unsafe")
         rounded.squares[part] = inner_products(numbers, numbers)
         rows -= numbers * scales[:, None]
-        rounded.left_out[part] = inner_products(rows, rows)
+        rounded.squared_errors[part] = inner_products(rows, rows)
         rounded.offsets[part] = rows_BD[part] @ shift_D
 
 

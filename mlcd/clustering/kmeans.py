@@ -2,8 +2,9 @@
 
 This is Lloyd's iteration with exact assignment. Rows are read block by block. Memory holds one
 block (or all rows if they are few), the centers, their sums, and 4 bytes per row for the last
-assignment, which makes the next one faster. Sums are sums of whole numbers: the centers depend on
-the rows, the seed and the number of clusters, and not on batch size, threads or processes.
+assignment, which makes the next one faster. Rows are summed as integers, which is exact in any
+order: the centers depend only on the rows, the seed and the number of clusters, and not on batch
+size, threads or processes.
 """
 
 import hashlib
@@ -33,10 +34,13 @@ from mlcd.types import Embeddings
 from mlcd.world import World
 
 MANY_CLUSTERS: Final = 16_384  # above this, the initial centers are found in two levels
-# from this on too if there are many rows per cluster: the first passes then move fewer rows
+# also from this number on, if there are many rows per cluster: two-level centers are better, so
+# fewer rows move in the first passes
 _SEVERAL_CLUSTERS: Final = 2048
-_CELL_ITERATIONS: Final = 10
-_MANY_ROWS: Final = 16_384  # rows of one process; for fewer, heads cost more than they save
+_CELL_ITERATIONS: Final = 10  # of each clustering of the two-level start
+# rows of one process; for fewer, heads (`mlcd.clustering.heads`: components along a few main
+# directions, which bound the inner products) cost more than they save
+_MANY_ROWS: Final = 16_384
 _MANY_CENTERS: Final = 4096  # for fewer, eight bits or a GPU gain only over many passes
 # 1 - J below this is only the float32 rounding of the rows' unit length
 _LEAST_DISTANCE: Final = 2.0**-24
@@ -126,10 +130,10 @@ def kmeans(
     """Clusters rows, given as blocks of float32 [n, D] or as `Rows`. Rows are normalized to unit
     length.
 
-    The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of 1 -
-    J. start: the initial centers, or the state to continue from. on_start: called with the
-    state at the start of every iteration. world: the processes that share the rows. members:
-    assigns and sums rows in place of this process.
+    The iteration ends after `iterations` updates, or when an update increases J by less than
+    tolerance * (1 - J). start: the initial centers, or the state to continue from. on_start: called
+    with the state at the start of every iteration. world: the processes that share the rows.
+    members: assigns and sums rows in place of this process.
 
     Raises InvalidInput for the first row that is not finite or is zero, and for more clusters than
     distinct rows.
@@ -195,7 +199,7 @@ class _OwnMembers:
         return int(self._world.sum_integers(moved)[0])
 
     def _blocks(self) -> Iterable[tuple[int, Embeddings]]:
-        """Returns the rows of this process in blocks. Few rows stay in memory for later passes."""
+        """Returns the rows of this process in blocks. Few rows stay in memory for all passes."""
         blocks = self._rows.blocks(self._start, self._stop)
         if not kept_bytes(self._stop - self._start, self._rows.dimension):
             return blocks
@@ -284,7 +288,7 @@ class _Nearest:
         int32 [N].
         """
         if self._matmul is None:
-            self._matmul, self._open_scan = self._whole_products(centers)
+            self._matmul, self._open_scan = self._choose_scan(centers)
         if self._matmul == DEVICE:
             with suppress(Unavailable):  # the GPU has no memory left
                 on_gpu = self._open_scan(centers, DEVICE)
@@ -302,7 +306,7 @@ class _Nearest:
 
         return NearestCenter(centers, self._heads, search_all).nearest
 
-    def _whole_products(self, centers: Embeddings) -> "tuple[MatmulName, _OpenScan]":
+    def _choose_scan(self, centers: Embeddings) -> "tuple[MatmulName, _OpenScan]":
         """Returns the arithmetic for scoring rows against all centers, and a function that opens a
         scan in it. In float32, `NearestCenter` is used, which does less work than a scan.
         """
@@ -356,9 +360,10 @@ def _one_level(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
 
 
 def _has_settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
-    """Tells whether an update gained less than `tolerance` of 1 - J.
+    """Tells whether an update increased J by less than tolerance * (1 - J).
 
-    A share of J would end at once where rows lie in a narrow cone and J is nearly 1 throughout.
+    Relative to J, the test would stop at once for rows in a narrow cone, where J is near 1 from the
+    start.
     """
     gain = history[-1] - history[-2] if len(history) > 1 else math.inf
     return not repaired and gain < tolerance * max(1.0 - history[-1], _LEAST_DISTANCE)

@@ -17,7 +17,7 @@ from mlcd.types import Embeddings
 # rarely wait for the GIL, which each step takes.
 _AT_ONCE: Final = 1 << 18
 _GROUP: Final = 16  # entries in a group; only the largest is compared
-_GROUPS_EACH: Final = 2  # fewest groups per wanted entry
+_MIN_GROUPS_PER_RESULT: Final = 2  # groups are used from this many per requested entry on
 _SUMMED: Final = 4096  # centers at once
 _UNDERFLOW: Final = 2.0**-63  # components below this may have squares that underflow in float32
 
@@ -172,7 +172,7 @@ def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
     It is the k-th largest of the maxima of groups: few maxima are sorted faster than many values.
     """
     num_groups = values_BC.shape[1] // _GROUP
-    if num_groups >= _GROUPS_EACH * k:
+    if num_groups >= _MIN_GROUPS_PER_RESULT * k:
         # Group g holds the columns g, g + G, …, so that maxima run along contiguous memory.
         grouped_BEG = values_BC[:, : num_groups * _GROUP].reshape(-1, _GROUP, num_groups)
         values_BC = grouped_BEG.max(axis=1)

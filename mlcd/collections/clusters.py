@@ -38,7 +38,7 @@ class Clusters:
     [K + 1].
     """
 
-    searcher: Searcher
+    state: Searcher
     positions: NDArray[np.int64]
     similarities: NDArray[np.float32]
     starts: NDArray[np.int64]
@@ -67,7 +67,7 @@ class Clusters:
         negated_similarity = -np.float32(similarity)
         start: int = part.start + int(np.searchsorted(negated, negated_similarity, "left"))
         stop: int = part.start + int(np.searchsorted(negated, negated_similarity, "right"))
-        tied_ids = [self.searcher.ids[position] for position in self.positions[start:stop].tolist()]
+        tied_ids = [self.state.ids[position] for position in self.positions[start:stop].tolist()]
         return start + bisect_right(tied_ids, item_id)
 
     @cached_property
@@ -100,8 +100,8 @@ class Clusters:
         return float(np.quantile(1 - self.similarities, NOVELTY_QUANTILE))
 
     def centers(self) -> NDArray[np.int32]:
-        """Returns the center of each position of the searcher, -1 for a dead position."""
-        center_of = np.full(self.searcher.num_positions, -1, dtype=np.int32)
+        """Returns the center of each position of the state, -1 for a dead position."""
+        center_of = np.full(self.state.num_positions, -1, dtype=np.int32)
         center_ids = np.arange(len(self.num_members), dtype=np.int32)
         center_of[self.positions] = np.repeat(center_ids, self.num_members)
         return center_of

@@ -157,20 +157,20 @@ class Collection:
         if finish:
             self._upkeep.join()
         with self._writes.lock:
-            self._ledger.rest()
+            self._ledger.close_until_used()
             self._thumbnails.close()
             self._lock.release()
         if self._ledgers is not None:
             self._ledgers.forget(self)
 
-    def rest(self) -> bool:
+    def close_until_used(self) -> bool:
         """Closes the ledger until the next change; searches do not need it. Returns False if a
         change is in progress.
         """
         if not self._writes.lock.acquire(blocking=False):
             return False
         try:
-            self._ledger.rest()
+            self._ledger.close_until_used()
         finally:
             self._writes.lock.release()
         return True

@@ -141,7 +141,7 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Both:
+class Combination:
     """A combination of filters. all: every part must match; otherwise at least one."""
 
     parts: tuple[Filter, ...]
@@ -197,7 +197,7 @@ class _Parser:
                 f"{name!r} of the filter must be a list of filters",
                 remedy=f"for example [{_EXAMPLE}]",
             )
-        return Both(tuple(self.parse(part, depth + 1) for part in inner), name == "and")
+        return Combination(tuple(self.parse(part, depth + 1) for part in inner), name == "and")
 
     def _count(self) -> None:
         self._num_conditions += 1

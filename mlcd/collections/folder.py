@@ -59,7 +59,7 @@ def write_empty(path: Path, facts: Mapping[str, Any]) -> None:
     """Writes an empty collection and publishes it by one rename."""
     with replacing(path) as draft:
         draft.mkdir(parents=True)
-        Ledger.create(draft / LEDGER, facts).rest()
+        Ledger.create(draft / LEDGER, facts).close_until_used()
         (draft / GENERATIONS).mkdir()
         (draft / LOCK).touch()
 
@@ -83,7 +83,7 @@ def open_folder(path: Path, thumbnails: ThumbnailStore, *, writable: bool) -> Op
         thumbnails.open(growth.rows())
     except BaseException:
         if ledger is not None:
-            ledger.rest()
+            ledger.close_until_used()
         thumbnails.close()
         lock.release()
         raise

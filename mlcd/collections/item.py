@@ -35,9 +35,9 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_DEPTH: Final = 8
 # A name may not end in `.partial`: the draft of NAME is the folder NAME.partial beside it.
 _NAME: Final = re.compile(r"(?!.*\.partial$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_SHOWN: Final = 80
-# A vector with |norm - 1| up to this is stored bit for bit, so that adding an item that was read
-# leaves it unchanged.
+_MAX_SHOWN_CHARS: Final = 80
+# A vector with |norm - 1| up to this is stored bit for bit: an item that is read from a collection
+# and added again does not change.
 _UNIT_ROUNDING: Final = 1e-6
 
 
@@ -99,8 +99,8 @@ def check_id(item_id: object) -> str:
         raise InvalidInput(f"the id {_shorten(item_id)} is not valid Unicode") from error
     if size > MAX_ID_BYTES or "\0" in item_id:
         raise InvalidInput(
-            f"the id {_shorten(item_id)} cannot be used",
-            remedy=f"at most {MAX_ID_BYTES} bytes, none of them zero",
+            f"the id {_shorten(item_id)} must have at most {MAX_ID_BYTES} bytes, none of them zero",
+            remedy="give the item another id",
         )
     return item_id
 
@@ -136,7 +136,7 @@ def unit_embedding(item_id: str, embedding: NDArray[np.floating], dimension: int
         norm = float(np.linalg.norm(vector.astype(np.float64)))
     if not math.isfinite(norm) or norm == 0:
         raise InvalidInput(
-            f"the embedding of {_shorten(item_id)} needs a direction, got norm {norm}",
+            f"the embedding of {_shorten(item_id)} must have a finite norm above 0, got {norm}",
             remedy="leave out NaN, Inf and zero",
         )
     if vector.dtype == np.float32 and abs(norm - 1) <= _UNIT_ROUNDING:
@@ -150,10 +150,11 @@ def encode_metadata(item_id: str, metadata: object) -> str:
     """
     subject = f"the metadata of {_shorten(item_id)}"
     if not isinstance(metadata, Mapping):
-        raise InvalidInput(f"{subject} are not a JSON object")
+        raise InvalidInput(f"{subject} must be a JSON object, got a {type(metadata).__name__}")
     if len(metadata) > MAX_FIELDS:
         raise InvalidInput(
-            f"{subject} have {len(metadata)} fields", remedy=f"at most {MAX_FIELDS} are possible"
+            f"{subject} must have at most {MAX_FIELDS} fields, got {len(metadata)}",
+            remedy="leave some out",
         )
     for name, value in metadata.items():
         if (
@@ -161,8 +162,9 @@ def encode_metadata(item_id: str, metadata: object) -> str:
             or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES
         ):
             raise InvalidInput(
-                f"{subject} have a field that cannot be used",
-                remedy="names are strings of 1 to 128 bytes",
+                f"field names of {subject} must be strings of 1 to {MAX_FIELD_BYTES} bytes, got"
+                f" {_shorten(name)}",
+                remedy="rename the field",
             )
         _check_value(value, f"field {_shorten(name)} of {subject}", 1)
     text = json.dumps(
@@ -170,7 +172,8 @@ def encode_metadata(item_id: str, metadata: object) -> str:
     )
     if len(text) > MAX_METADATA_BYTES:
         raise InvalidInput(
-            f"{subject} are too long", remedy=f"at most {MAX_METADATA_BYTES} bytes of JSON"
+            f"{subject} must have at most {MAX_METADATA_BYTES} bytes of JSON, got {len(text)}",
+            remedy="leave fields out",
         )
     return text
 
@@ -190,7 +193,8 @@ def _check_value(value: object, place: str, depth: int) -> None:
     if isinstance(value, int | float):
         if not is_exact(value):
             raise InvalidInput(
-                f"{place} is a number that JSON readers disagree on", remedy="give it as a string"
+                f"{place} must be a finite number, and within ±2^53 if it is an integer",
+                remedy="give it as a string",
             )
         return
     if depth < _MAX_DEPTH and isinstance(value, list | Mapping):
@@ -198,10 +202,12 @@ def _check_value(value: object, place: str, depth: int) -> None:
             _check_value(inner, place, depth + 1)
         if isinstance(value, list) or all(isinstance(name, str) for name in value):
             return
-    raise InvalidInput(f"{place} cannot be kept", remedy="give JSON values, nested at most 8 deep")
+    raise InvalidInput(
+        f"{place} must be a JSON value, nested at most {_MAX_DEPTH} deep", remedy="leave it out"
+    )
 
 
 def _shorten(value: object) -> str:
     """Returns the repr of an id for a message, shortened to 80 characters."""
     text = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…'"
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…'"

@@ -119,7 +119,7 @@ class Ledger:
                 )
                 ledger._connection.execute("COMMIT")
         except BaseException:
-            ledger.rest()
+            ledger.close_until_used()
             raise
         return ledger
 
@@ -136,7 +136,7 @@ class Ledger:
         try:
             ledger._check()
         except BaseException:
-            ledger.rest()
+            ledger.close_until_used()
             raise
         return ledger
 
@@ -178,7 +178,7 @@ class Ledger:
     def _report_damage(self) -> ArtifactInvalid:
         return ArtifactInvalid(f"{self._path} is damaged", remedy=_RESTORE)
 
-    def rest(self) -> None:
+    def close_until_used(self) -> None:
         """Closes the connection until the next use. SQLite then writes the log into the file and
         syncs it.
         """

@@ -43,10 +43,10 @@ _LEAST_PLACED: Final = 0.5
 class Plane:
     """The layout of one state of a collection.
 
-    positions: int64 [N], the searcher's position of each item. points: float32 [N, 2], in [-1, 1].
+    positions: int64 [N], position of each item in the state. points: float32 [N, 2], in [-1, 1].
     """
 
-    searcher: Searcher
+    state: Searcher
     method: Method
     positions: NDArray[np.int64]
     points: NDArray[np.float32]
@@ -55,7 +55,7 @@ class Plane:
     def digest(self) -> str:
         """Returns a digest of the method, the order and the points: 16 hexadecimal digits."""
         sha256 = hashlib.sha256(self.method.encode())
-        sha256.update(self.searcher.rows[self.positions].tobytes())
+        sha256.update(self.state.rows[self.positions].tobytes())
         sha256.update(self.points.tobytes())
         return sha256.hexdigest()[:16]
 

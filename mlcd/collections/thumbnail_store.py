@@ -162,7 +162,7 @@ class ThumbnailStore:
                 " thumbnails again",
             )
 
-    def rest(self) -> bool:
+    def close_until_used(self) -> bool:
         """Closes the connection until the next use; returns False if it is in use."""
         if not self._using.acquire(blocking=False):
             return False

@@ -195,7 +195,7 @@ def _prepare(
             if device.type == "cuda" and isinstance(model, Servable):
                 model.trunk.to(torch.bfloat16)
             else:
-                round_products(model)
+                round_matmul_weights(model)
         model.eval().requires_grad_(requires_grad=False).to(device)
     if device.type == "cpu":
         torch.set_num_threads(num_threads or available_cores())
@@ -310,10 +310,11 @@ class _Graphs:
         return rows
 
     def _record(self, bucket: int) -> None:
-        pixels, before = self._pixels[:bucket], torch.cuda.current_stream(self._forward.device)
+        pixels = self._pixels[:bucket]
+        original_stream = torch.cuda.current_stream(self._forward.device)
         try:
             side = torch.cuda.Stream(self._forward.device)
-            side.wait_stream(torch.cuda.current_stream(self._forward.device))
+            side.wait_stream(original_stream)
             with torch.cuda.stream(side):
                 for _ in range(_WARM_UPS):
                     self._forward(pixels)
@@ -323,7 +324,8 @@ class _Graphs:
             with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 rows = self._forward(pixels)
         except RuntimeError as error:
-            torch.cuda.set_stream(before)  # torch leaves the recording's stream as the current one
+            # torch leaves the recording's stream as the current one
+            torch.cuda.set_stream(original_stream)
             torch.cuda.synchronize(self._forward.device)
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
@@ -349,7 +351,7 @@ def _is_all_bf16(model: nn.Module) -> TypeGuard[Servable]:
     return isinstance(model, Servable) and model.trunk.norm_post.weight.dtype == torch.bfloat16
 
 
-def round_products(model: nn.Module) -> None:
+def round_matmul_weights(model: nn.Module) -> None:
     """Rounds the weights of layers that autocast would run in bf16: this halves their memory and
     saves a cast per call.
     """

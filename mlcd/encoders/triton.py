@@ -249,7 +249,9 @@ class _OpenedVersion:
         keys["precision"] = "precision"
         if missing := set(keys.values()) - parameters.keys():
             raise ArtifactInvalid(
-                f"Triton's model {self.name} does not state its {min(missing)}", remedy=_REMEDY
+                f"the configuration of Triton's model {self.name} must have the parameter"
+                f" {min(missing)}",
+                remedy=_REMEDY,
             )
         inputs = {tensor.name: list(tensor.dims) for tensor in config.input}
         outputs = {tensor.name: list(tensor.dims) for tensor in config.output}

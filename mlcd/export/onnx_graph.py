@@ -38,7 +38,7 @@ class GraphWriter:
         return output
 
     def rename(self, value: str, name: str) -> None:
-        """Gives a value a fixed name: an output of the graph, or an input of an included graph."""
+        """Copies a value to a fixed name: an output, or an input of an included graph."""
         self._nodes.append(helper.make_node("Identity", [value], [name]))
 
     def include(self, model: Any, prefix: str, inputs: Mapping[str, str]) -> list[str]:

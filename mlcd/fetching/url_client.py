@@ -175,8 +175,8 @@ def _translate_errors(url: Url) -> Iterator[None]:
     except Exception as error:
         refuse_too_many_files(error)  # not the host's fault
         raise fetch_failed(
-            "the URL's host could not be reached, or broke off",
-            f"{url.host} could not be reached, or broke off ({type(error).__name__})",
+            "the URL's host could not be reached, or the connection failed",
+            f"{url.host} could not be reached, or the connection failed ({type(error).__name__})",
         ) from error
 
 

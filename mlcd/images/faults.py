@@ -15,7 +15,7 @@ def is_fault(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
-def refuse_fault(path: str, error: Exception) -> None:
+def raise_if_file_system_error(path: str, error: Exception) -> None:
     """Raises Unavailable if the file system caused the error; returns for damage in the file."""
     if is_fault(error):
         raise unavailable(path, error) from error

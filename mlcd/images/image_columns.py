@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.caption_files import CAPTION_COLUMNS, captions_of
 from mlcd.images.entries import Entry, constant
-from mlcd.images.faults import refuse_fault
+from mlcd.images.faults import raise_if_file_system_error
 from mlcd.images.names import decode_path, encode_path, printable
 from mlcd.images.shard_index import Listing, list_once
 from mlcd.images.source import FilesSource, ListingProblem
@@ -76,7 +76,7 @@ class ColumnsSource(FilesSource):
         self._lock = threading.Lock()
         self._group: tuple[tuple[str, int], Any] | None = None
 
-    def read_urls(self, column: str) -> None:
+    def use_url_column(self, column: str) -> None:
         """Switches to reading the URLs in a text column instead of images."""
         self._url_column = column
 
@@ -123,7 +123,7 @@ class ColumnsSource(FilesSource):
                     ).read_batches(rows)
                 ]
         except (OSError, pa.ArrowException) as error:
-            refuse_fault(path, error)
+            raise_if_file_system_error(path, error)
             return Listing(_ROWS.empty_table(), damaged=True)
         return Listing(pa.Table.from_batches(batches, schema=_ROWS), damaged=False)
 
@@ -133,7 +133,7 @@ class ColumnsSource(FilesSource):
                 with self._open(path) as opened:
                     rows = _read_captions(opened, path)
             except (OSError, pa.ArrowException) as error:
-                refuse_fault(path, error)
+                raise_if_file_system_error(path, error)
                 continue  # its images are not listed either
             keys = _keys(rows["key"], name)
             for row_number, (key, texts) in enumerate(zip(keys, rows["captions"], strict=True)):

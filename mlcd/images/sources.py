@@ -17,7 +17,7 @@ from mlcd.extras import install_command_for, missing_package
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.arrow import find_saved
 from mlcd.images.dataset_parts import part_of_files
-from mlcd.images.faults import refuse_fault, unavailable
+from mlcd.images.faults import raise_if_file_system_error, unavailable
 from mlcd.images.folder import FolderSource, NamedFilesSource
 from mlcd.images.image_columns import ColumnsSource
 from mlcd.images.lists import (
@@ -90,7 +90,7 @@ def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
     except Exception as error:  # each file system of fsspec has its own errors
         if is_url(location) and not isinstance(error, ValueError):
             raise translate_error(location, error) from error
-        refuse_fault(location, error)
+        raise_if_file_system_error(location, error)
         raise InvalidInput(
             f"{location} cannot be read as a path or URL ({type(error).__name__})",
             remedy="give a path or a supported URL, and the credentials that it needs",
@@ -102,7 +102,7 @@ def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
             f"--url-column is for parquet and saved datasets, got {location}",
             remedy="omit --url-column",
         )
-    source.read_urls(urls.column)
+    source.use_url_column(urls.column)
     return _fetch_urls(source, urls)
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
-from mlcd.images.faults import refuse_fault
+from mlcd.images.faults import raise_if_file_system_error
 from mlcd.images.names import decode_path, encode_path, is_candidate, is_sidecar, printable
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.remote_files import (
@@ -83,7 +83,7 @@ class TarSource(FilesSource):
                         classes[stem_of(member.name)] = self._class_in(path, member, data)
                 damaged = members.is_damaged
         except (OSError, tarfile.TarError, EOFError) as error:
-            refuse_fault(path, error)
+            raise_if_file_system_error(path, error)
             damaged, links = True, [link for link in links if link.is_file]
         for link, data in self._follow_links(path, links, _MAX_CLASS_BYTES):
             classes[stem_of(link.name)] = self._class_in(path, link, data)
@@ -142,7 +142,7 @@ class TarSource(FilesSource):
                         data = raw.read(min(member.size, MAX_BYTES + 1))
                         sidecars[member.name.as_posix()] = data
         except (OSError, tarfile.TarError, EOFError) as error:
-            refuse_fault(path, error)
+            raise_if_file_system_error(path, error)
             links = [link for link in links if link.is_file]
         for link, data in self._follow_links(path, links, MAX_BYTES + 1):
             sidecars[link.name.as_posix()] = data

@@ -13,7 +13,7 @@ import pyarrow as pa
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
-from mlcd.images.faults import refuse_fault
+from mlcd.images.faults import raise_if_file_system_error
 from mlcd.images.names import class_of_path, decode_path, encode_path, is_candidate, printable
 from mlcd.images.sidecars import Spellings
 from mlcd.images.source import FilesSource, ListingProblem
@@ -39,7 +39,7 @@ class ZipSource(FilesSource):
                 NotImplementedError,
                 zipfile.BadZipFile,
             ) as error:  # ValueError: a name with a wrong encoding
-                refuse_fault(path, error)
+                raise_if_file_system_error(path, error)
                 self.problems.append(ListingProblem(name, "the zip file is damaged or cut short"))
                 continue
             images = [member for member in members if is_candidate(PurePosixPath(member.filename))]

@@ -43,7 +43,7 @@ def locate(spec: str) -> Path:
     return path
 
 
-def refuse_part(spec: str) -> None:
+def check_is_whole_model(spec: str) -> None:
     """Raises ArtifactInvalid for a folder inside a model, a checkpoint or a run, because it lacks
     the files beside it.
     """

@@ -259,7 +259,7 @@ def _copy_parts(source: Path, target: Path) -> int:
     try:
         num_items = sum(1 for _ in ledger.items())
     finally:
-        ledger.rest()
+        ledger.close_until_used()
     if (source / THUMBNAILS).is_file():
         with suppress(ArtifactInvalid):  # thumbnails can be made again
             _copy_sqlite(source / THUMBNAILS, target / THUMBNAILS)

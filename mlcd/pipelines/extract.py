@@ -58,7 +58,9 @@ class KeptImages:
 
     @classmethod
     def open(cls, selection: Selection, images: str | None) -> "KeptImages":
-        """Finds the images at `images`, or where the embeddings found them. Raises NotFound."""
+        """Opens the images at `images`; None for the location recorded in the embeddings. Raises
+        NotFound.
+        """
         place = images or read_images_place(open_used_embeddings(selection.artifact, None))
         kept_keys, source = selection.read_keys(), open_source(place)
         missing = source.entries.find(kept_keys) < 0

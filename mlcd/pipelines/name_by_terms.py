@@ -95,12 +95,12 @@ def name_by_metadata(
         clusters = opened.clusters(
             artifact.digest, num_centers=len(centers.vectors), nearest=nearest
         )
-        column = clusters.searcher.columns.find(field)
+        column = clusters.state.columns.find(field)
         if column is None:
             raise InvalidInput(
                 f"an item of {collection} must have the field {field!r}, found none",
                 remedy="give one of its fields:"
-                f" {', '.join(clusters.searcher.columns.names()) or 'none yet'}",
+                f" {', '.join(clusters.state.columns.names()) or 'none yet'}",
             )
         term_lists = _read_values(clusters, column)
     terms = MemberTerms.of_lists(term_lists)
@@ -111,7 +111,7 @@ def name_by_metadata(
 
 def _read_values(clusters: Clusters, column: Column) -> list[list[str]]:
     """Returns the values of each member that can be names; members in the order of the clusters."""
-    codes = column.codes(clusters.searcher.num_positions)[clusters.positions].tolist()
+    codes = column.codes(clusters.state.num_positions)[clusters.positions].tolist()
     texts = [
         [text for value in values if (text := _to_text(value)) and fits_a_name(text)]
         for values in column.values

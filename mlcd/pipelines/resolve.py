@@ -1,5 +1,5 @@
-"""Resolves any model that a user can name to one that an engine can open; exports other weights
-once, into a cache.
+"""Turns a user's model spec into a path that an engine can open. Weights that no engine opens
+directly are exported once, into a cache.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from mlcd.extras import install_command
 from mlcd.locations import is_url
 from mlcd.models import hub
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
-from mlcd.models.weight_files import digest_of_weights, refuse_part
+from mlcd.models.weight_files import check_is_whole_model, digest_of_weights
 from mlcd.version import __version__
 
 _USER_ERROR: Final = 2  # exit status of `mlcd` for errors that the user can fix
@@ -47,14 +47,14 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
         return _export_once(spec, STARTER, starter_digest(), announce)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         return spec
-    refuse_part(spec)
+    check_is_whole_model(spec)
     return _export_once(spec, _derive_name(spec), _digest_of_weights(spec, path), announce)
 
 
-def model_everywhere(spec: str) -> str:
-    """Returns the model as other machines can open it: names and URLs stay; paths are absolute."""
-    is_named = spec in (*_CLASSICAL, STARTER) or is_url(spec) or not Path(spec).exists()
-    return spec if is_named else str(Path(spec).resolve())
+def make_portable_spec(spec: str) -> str:
+    """Returns a spec that other machines can open: names and URLs unchanged, paths absolute."""
+    is_portable = spec in (*_CLASSICAL, STARTER) or is_url(spec) or not Path(spec).exists()
+    return spec if is_portable else str(Path(spec).resolve())
 
 
 def _digest_of_weights(spec: str, path: Path) -> str:

@@ -10,7 +10,7 @@ from mlcd.errors import ImageRejected, Overloaded
 from mlcd.fetching.resolver import LookUp, system_addresses
 from mlcd.fetching.urls import Url, parse_url
 from mlcd.service.fetch.budget import Budget, Share
-from mlcd.service.fetch.image_url import GivenImage, ImageUrl
+from mlcd.service.fetch.image_url import ImageUrl, RequestImage
 from mlcd.service.settings import Fetch, Limits
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.service.telemetry.request import took
@@ -50,7 +50,7 @@ class Fetcher:
         if self._client is not None:
             await self._client.__aexit__()
 
-    def screen(self, images: Sequence[GivenImage]) -> list[bytes | ImageRejected | Url]:
+    def screen(self, images: Sequence[RequestImage]) -> list[bytes | ImageRejected | Url]:
         """Parses the URLs without fetching; a URL that is not allowed becomes ImageRejected."""
         return [self._screen(image) if isinstance(image, ImageUrl) else image for image in images]
 

@@ -14,4 +14,4 @@ class ImageUrl:
 
 
 # An image of a request: its bytes, the error why it cannot be used, or its URL.
-GivenImage: TypeAlias = bytes | ImageRejected | ImageUrl
+RequestImage: TypeAlias = bytes | ImageRejected | ImageUrl

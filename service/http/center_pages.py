@@ -210,7 +210,7 @@ def _list_examples(
             for center in page
         ]
     clusters = clustered.clusters
-    ids = clusters.searcher.ids
+    ids = clusters.state.ids
     ranges = [range(clusters.members(c).start, clusters.members(c).stop)[:num] for c in page]
     shown_ids = [ids[clusters.positions[index]] for members in ranges for index in members]
     versions = iter(clustered.collection.thumbnail_versions(shown_ids))

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pybase64
 
 from mlcd.errors import ImageRejected
-from mlcd.service.fetch.image_url import GivenImage, ImageUrl
+from mlcd.service.fetch.image_url import ImageUrl, RequestImage
 
 _BASE64_MARK: Final = re.compile(r"; *base64 *$", re.IGNORECASE)
 _WHITESPACE: Final = " \t\r\n\f"
@@ -18,7 +18,7 @@ _MAX_REWRITTEN: Final = 2**24  # characters; rewriting takes twice their memory
 _REMEDY: Final = "data:image/jpeg;base64,…"
 
 
-def image_from_uri(value: Any) -> GivenImage:
+def image_from_uri(value: Any) -> RequestImage:
     """Returns the bytes of a data-URI, or the URL.
 
     Anything else is refused: a string is never a path.
@@ -37,7 +37,7 @@ def image_from_uri(value: Any) -> GivenImage:
     return image_from_base64(payload)
 
 
-def image_from_field(value: Any) -> GivenImage:
+def image_from_field(value: Any) -> RequestImage:
     """Reads a field that can only contain an image; unlike `image_from_uri`, takes base64, too."""
     if not isinstance(value, str) or is_url(value) or is_data_uri(value):
         return image_from_uri(value)

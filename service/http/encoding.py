@@ -13,7 +13,7 @@ from mlcd.errors import ImageRejected
 from mlcd.fetching.urls import Url
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest, StrictBatch
-from mlcd.service.fetch.image_url import GivenImage
+from mlcd.service.fetch.image_url import RequestImage
 from mlcd.service.inference.contract import refuse_when_down
 from mlcd.service.inference.outcomes import Encoded, Timings
 from mlcd.service.keys.rates import RequestAccount
@@ -28,7 +28,7 @@ AfterEncoding: TypeAlias = Callable[[Sequence[bytes | ImageRejected], Encoded], 
 async def encode(
     request: Request,
     resources: Resources,
-    images: Sequence[GivenImage],
+    images: Sequence[RequestImage],
     *,
     num_beside: int = 0,
     after: AfterEncoding | None = None,
@@ -51,7 +51,7 @@ async def encode(
 async def encode_strictly(
     request: Request,
     resources: Resources,
-    images: Sequence[GivenImage],
+    images: Sequence[RequestImage],
     *,
     param: str = "input[{index}]",
 ) -> Encoded:

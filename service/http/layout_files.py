@@ -78,12 +78,12 @@ class _DrainedFile(io.RawIOBase):
 
 
 def _iterate_batches(layout: Plane, rows: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-    searcher = layout.searcher
+    state = layout.state
     for start in range(0, len(rows), _ROWS_PER_BATCH):
         batch_rows = rows[start : start + _ROWS_PER_BATCH]
         positions = layout.positions[batch_rows].tolist()
-        ids = [searcher.ids[position] for position in positions]
-        metadata = [searcher.metadata[position] for position in positions]
+        ids = [state.ids[position] for position in positions]
+        metadata = [state.metadata[position] for position in positions]
         sizes = np.cumsum([len(a) + len(b) for a, b in zip(ids, metadata, strict=True)])
         ends = np.flatnonzero(np.diff(sizes // _BATCH_BYTES)) + 1
         for part in map(slice, [0, *ends], [*ends, len(batch_rows)]):

@@ -27,7 +27,7 @@ def values_by_center(layout: Plane, clusters: Clusters, centers: Centers) -> Lay
     """Returns each item's center id; -1 for items added or removed after the layout was built."""
     center_ids = clusters.centers()
     numbers = np.full(len(layout.positions), -1, dtype=np.int32)
-    if clusters.searcher.generation is layout.searcher.generation:
+    if clusters.state.generation is layout.state.generation:
         is_known = layout.positions < len(center_ids)
         numbers[is_known] = center_ids[layout.positions[is_known]]
     order = np.argsort(-clusters.num_members, kind="stable")[:_MAX_LEGEND_ENTRIES]
@@ -44,11 +44,11 @@ def values_by_field(layout: Plane, field: str) -> LayoutValues:
 
     A list counts as one value: its entries, joined by commas. -1 for items without the field.
     """
-    searcher = layout.searcher
-    column = searcher.columns.find(field)
+    state = layout.state
+    column = state.columns.find(field)
     if column is None:
         return LayoutValues(np.full(len(layout.positions), -1, dtype=np.int32), [])
-    codes = column.codes(searcher.num_positions)[layout.positions]
+    codes = column.codes(state.num_positions)[layout.positions]
     distinct, nums = np.unique(codes[codes >= 0], return_counts=True)
     value_of_code = {code: _to_scalar(column.values[code]) for code in distinct.tolist()}
     order = sorted(

@@ -23,10 +23,10 @@ def build_member_page(
         similarity, item_id = read_cursor(cursor, float, str)
         first = clusters.behind(center, similarity, item_id)
     last = min(first + limit, member_slice.stop)
-    searcher = clusters.searcher
+    state = clusters.state
     positions = clusters.positions[first:last].tolist()
     similarities = clusters.similarities[first:last].tolist()
-    ids = [searcher.ids[position] for position in positions]
+    ids = [state.ids[position] for position in positions]
     versions = collection.thumbnail_versions(ids)
     return {
         "total": member_slice.stop - member_slice.start,
@@ -34,7 +34,7 @@ def build_member_page(
             {
                 "id": item_id,
                 "similarity": similarity,
-                "metadata": orjson.Fragment(searcher.metadata[position]),
+                "metadata": orjson.Fragment(state.metadata[position]),
                 "thumbnail": version,
             }
             for position, item_id, similarity, version in zip(
@@ -51,12 +51,12 @@ def rank_values(
     """Returns the `limit` most frequent values of a field among a center's members, the number of
     members that have only rarer values, and the number of members without a value.
     """
-    searcher = clusters.searcher
-    column = searcher.columns.find(field)
+    state = clusters.state
+    column = state.columns.find(field)
     if column is None:
         members = clusters.members(center)
         return [], 0, members.stop - members.start
-    codes = column.codes(searcher.num_positions)[clusters.positions[clusters.members(center)]]
+    codes = column.codes(state.num_positions)[clusters.positions[clusters.members(center)]]
     distinct, nums = np.unique(codes[codes >= 0], return_counts=True)
     num_by_value: Counter[tuple[type, Scalar]] = Counter()
     for code, num in zip(distinct.tolist(), nums.tolist(), strict=True):

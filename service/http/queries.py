@@ -10,7 +10,7 @@ from fastapi import Request
 from mlcd.collections.filters import parse_filter
 from mlcd.errors import InvalidInput, Rejection
 from mlcd.service.errors import BadRequest, InvalidField, TooLarge
-from mlcd.service.fetch.image_url import GivenImage
+from mlcd.service.fetch.image_url import RequestImage
 from mlcd.service.http.bodies import (
     check_count,
     embeddings_from_json,
@@ -124,6 +124,8 @@ def check_top(top: int, resources: Resources) -> None:
         )
 
 
-async def _encode(request: Request, images: Sequence[GivenImage], resources: Resources) -> Queries:
+async def _encode(
+    request: Request, images: Sequence[RequestImage], resources: Resources
+) -> Queries:
     encoded = await encode(request, resources, images)
     return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded)

@@ -10,8 +10,8 @@ from fastapi import Request
 
 from mlcd.errors import Rejection
 from mlcd.service.deadline import within_deadline
-from mlcd.service.errors import BadRequest, StrictBatch, TextGiven, TooLarge
-from mlcd.service.fetch.image_url import GivenImage
+from mlcd.service.errors import BadRequest, StrictBatch, TextNotSupported, TooLarge
+from mlcd.service.fetch.image_url import RequestImage
 from mlcd.service.http.encoding import encode, encode_strictly
 from mlcd.service.inference.outcomes import Account, Encoded, slowest
 from mlcd.service.inference.served_texts import ServedTexts
@@ -22,13 +22,13 @@ from mlcd.service.telemetry.request import count_texts, count_used
 
 
 @dataclass(frozen=True)
-class GivenText:
+class RequestText:
     """A text of a request, not validated: the value may have any JSON type."""
 
     value: object
 
 
-GivenItem: TypeAlias = GivenImage | GivenText
+RequestItem: TypeAlias = RequestImage | RequestText
 _First = TypeVar("_First")
 _Second = TypeVar("_Second")
 
@@ -42,9 +42,9 @@ class EncodedTexts:
 
 
 def require_texts(resources: Resources, *, param: str) -> ServedTexts:
-    """Returns the model's text tower. Raises TextGiven, with `param`, if it has none."""
+    """Returns the model's text tower. Raises TextNotSupported, with `param`, if it has none."""
     if resources.texts is None:
-        raise TextGiven(resources.encoder.name, param=param)
+        raise TextNotSupported(resources.encoder.name, param=param)
     return resources.texts
 
 
@@ -90,7 +90,7 @@ async def encode_texts(
     limit of the client's key, like images; a long text counts several times.
 
     reject_long: reject a text that exceeds the model's context, instead of truncating it.
-    Raises TextGiven without a text tower, and TooLarge for too many texts.
+    Raises TextNotSupported without a text tower, and TooLarge for too many texts.
     """
     tower = require_texts(resources, param="texts")
     limits, key = resources.settings.limits, request.state.key
@@ -99,7 +99,7 @@ async def encode_texts(
     count_texts(len(texts))
     await resources.rate_limiter.take(key, _count_charged(texts, limits))
     owner = None if key is None else key.id
-    return await encode_with(
+    return await encode_with_tower(
         tower, texts, deadline=request.state.deadline, reject_long=reject_long, owner=owner
     )
 
@@ -111,7 +111,7 @@ def _count_charged(texts: Sequence[object], limits: Limits) -> int:
     )
 
 
-async def encode_with(
+async def encode_with_tower(
     tower: ServedTexts,
     texts: Sequence[object],
     *,
@@ -146,7 +146,7 @@ async def encode_with(
 async def encode_items_strictly(
     request: Request,
     resources: Resources,
-    items: Sequence[GivenItem],
+    items: Sequence[RequestItem],
     *,
     param: str = "input[{index}]",
     reject_long: bool = False,
@@ -155,8 +155,8 @@ async def encode_items_strictly(
 
     param: name of the field in the client's dialect. reject_long: see `encode_texts`.
     """
-    texts = {index: item.value for index, item in enumerate(items) if isinstance(item, GivenText)}
-    images = {index: item for index, item in enumerate(items) if not isinstance(item, GivenText)}
+    texts = {index: item.value for index, item in enumerate(items) if isinstance(item, RequestText)}
+    images = {index: item for index, item in enumerate(items) if not isinstance(item, RequestText)}
     if not texts:
         encoded = await encode_strictly(request, resources, [*images.values()], param=param)
         return EncodedTexts(encoded, 0)

@@ -132,7 +132,7 @@ async def open_model(
             preprocess=encoder.preprocess,
             dimension=encoder.dimension,
             limits=shared.decode_limits,
-            max_pixels=settings.limits.pixels_of_one,
+            max_pixels=settings.limits.max_request_pixels,
             metrics=metrics,
         )
         await images.warm_up()

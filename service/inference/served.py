@@ -28,7 +28,7 @@ class ItemLayout:
 
 
 @dataclass(frozen=True)
-class Opening:
+class EngineOptions:
     """The model and tower that an engine's process opens, and its logging.
 
     tower: image tower or text tower of the model.
@@ -41,9 +41,9 @@ class Opening:
     tower: Tower = "images"
 
     @classmethod
-    def by(
+    def from_settings(
         cls, settings: "Settings", model: str, *, num_threads: int, tower: Tower = "images"
-    ) -> "Opening":
+    ) -> "EngineOptions":
         return cls(
             model,
             max_batch=settings.max_batch,
@@ -56,7 +56,7 @@ class Opening:
         return {**asdict(self), "log": self.log.model_dump()}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Opening":
+    def from_dict(cls, fields: dict[str, Any]) -> "EngineOptions":
         options = {"encoder": EncoderOptions(**fields["encoder"]), "log": Log(**fields["log"])}
         return cls(**{**fields, **options})
 

@@ -140,7 +140,11 @@ class StoredNames:
         A removed name stays removed until the artifact has a different name for the center.
         """
         if content.get("centers", self._artifact.digest) != self._artifact.digest:
-            raise ArtifactInvalid(f"{self._changes} names other centers", remedy=_REMEDY)
+            raise ArtifactInvalid(
+                f"{self._changes} must hold names of the centers {self._artifact.digest}, got names"
+                f" of {content['centers']}",
+                remedy=_REMEDY,
+            )
         names, by_hand = list(base.names), set(base.by_hand)
         for key, change in content["changes"].items():
             center, name = int(key), change["name"]

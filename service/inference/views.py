@@ -31,7 +31,7 @@ class CollectionViews:
         self, collection: CollectionPort, lookup: Lookup, *, deadline: float
     ) -> Clusters:
         """Returns the clusters of the collection's present state. Raises DeadlineExceeded."""
-        # on a thread, because a store may be requested over the network
+        # on a thread: reading the collection's state may block on a network call to its store
         current = await asyncio.to_thread(self._find_clusters, collection, lookup)
         if current is not None:
             return current
@@ -75,9 +75,9 @@ class CollectionViews:
             cached = self._clusters.get(collection)
         if cached is None or cached[0] != lookup.centers.digest:
             return None
-        return cached[1] if cached[1].searcher is collection.state else None
+        return cached[1] if cached[1].state is collection.state else None
 
     def _find_layout(self, collection: CollectionPort) -> Plane | None:
         with self._lock:
             cached = self._layouts.get(collection)
-        return cached if cached is not None and cached.searcher is collection.state else None
+        return cached if cached is not None and cached.state is collection.state else None

@@ -37,7 +37,7 @@ _HEADERS: Final = (
 )
 _FAULTS: Final = {
     "url-refused": "the URL's host is not one that webhooks may be at",
-    "fetch-failed": "the URL's host could not be reached, or broke off",
+    "fetch-failed": "the URL's host could not be reached, or the connection failed",
 }
 _Answer = TypeVar("_Answer")
 

@@ -198,7 +198,10 @@ class WebhookStore:
     def page(
         self, owner: str | None, *, limit: int, after: str | None
     ) -> tuple[list[Webhook], bool]:
-        """Returns some webhooks, newest first, and whether more follow. after: the last before."""
+        """Returns up to `limit` webhooks, newest first, and whether more follow.
+
+        after: id of the last webhook of the previous page; None for the first page.
+        """
         rows = self.files.database.rows(
             "SELECT record FROM webhooks WHERE owner IS ? AND (? IS NULL OR id < ?)"
             " ORDER BY id DESC LIMIT ?",

@@ -14,7 +14,7 @@ from mlcd.service.host.threads import ThreadBudget
 from mlcd.service.inference.engine.launched import LaunchedEngine
 from mlcd.service.inference.engine.process import StartedEngine, start_engine
 from mlcd.service.inference.find_model import find_model
-from mlcd.service.inference.served import Opening
+from mlcd.service.inference.served import EngineOptions
 from mlcd.service.settings import Settings
 from mlcd.service.telemetry.logs import configure_logs
 
@@ -56,8 +56,12 @@ def start_model(
             launched.dismiss()
         return StartedModel(folder, None, None)
     threads = ThreadBudget.of(settings).engine
-    images = start_engine(Opening.by(settings, folder, num_threads=threads), launched)
+    images = start_engine(
+        EngineOptions.from_settings(settings, folder, num_threads=threads), launched
+    )
     texts = None
     if has_text(folder):
-        texts = start_engine(Opening.by(settings, folder, num_threads=threads, tower="texts"))
+        texts = start_engine(
+            EngineOptions.from_settings(settings, folder, num_threads=threads, tower="texts")
+        )
     return StartedModel(folder, images, texts)

@@ -188,7 +188,7 @@ def test_collections_are_made_filled_searched_changed_and_deleted(mlcd_client, p
             with pytest.raises(RefusedNotFound, match="lacks the item"):
                 call(name, ids[3])
         for wrong in (ids[:1], ids[:3]):
-            with pytest.raises(InvalidInput, match="each item requires one id"):
+            with pytest.raises(InvalidInput, match="each item must have one id"):
                 mlcd_client.add(name, wrong, embeddings=rows[:2])
         odd = "../a b/?é."
         mlcd_client.add(name, [odd], embeddings=rows[:1])

@@ -116,7 +116,7 @@ async def test_another_shape_or_type_is_refused_here(server, pictures):
             Unavailable,
             "version 7 of the model tiny is not loaded in Triton",
         ),
-        ("bare", {}, ArtifactInvalid, r"bare does not state its fingerprint\.1: export it"),
+        ("bare", {}, ArtifactInvalid, r"bare must have the parameter fingerprint\.1: export it"),
         ("../up", {}, ConfigInvalid, "cannot name a model"),
     ],
 )

@@ -8,16 +8,17 @@ from mlcd.training.section import Section
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 
-# One share for all views, or one for each of augment.views, then one for all local views.
+# One share for all views, or a list: one share per global view, then one for all local views if
+# there are any.
 _Shares = _Share | tuple[_Share, ...]
 
-_JITTERED: Final = 0.8
+_DEFAULT_JITTER: Final = 0.8
 
 
 class AugmentConfig(Section):
     """Random resized crop, flip and changes of color, distributed like torchvision's.
 
-    The defaults follow the authors' later recipe: no changes of color, and one view.
+    The defaults follow the authors' OneVision-Encoder: no changes of color, and one view.
     """
 
     views: Annotated[int, Field(ge=1)] = 1
@@ -25,8 +26,8 @@ class AugmentConfig(Section):
     labels, and the loss is the mean over views.
     """
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """The smallest area of a crop, as a share of the image's area; less if a crop of the drawn
-    aspect does not fit."""
+    """The smallest area of a crop, as a share of the image's area; smaller if a crop of the sampled
+    aspect ratio does not fit."""
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
     """The largest ratio of a crop's sides, measured on the original image."""
     flip: _Share = 0.5
@@ -48,18 +49,18 @@ class AugmentConfig(Section):
     """Differences from a pixel's own gray are multiplied by a factor within 1 ± this."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """The hue turns by at most this share of the circle."""
-    jitter: _Share = _JITTERED
+    jitter: _Share = _DEFAULT_JITTER
     """The share of the views that brightness, contrast, saturation and hue apply to."""
     grayscale: _Share = 0.0
     """The share of the views that lose their colors."""
     blur: _Shares = 0.0
-    """The share of the views that are blurred: a number, or a list with one for each of
-    augment.views, then one for the local views.
+    """The share of the views that are blurred: a number, or a list with one number per global view
+    and then one for all local views.
     """
     blur_sigma: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
     """The smallest and the largest standard deviation of the blur, in pixels of the view."""
     solarize: _Shares = 0.0
-    """The share of the views whose values from 128 up are inverted; a number or a list, as blur."""
+    """The share of the views whose values >= 128 are inverted; a number or a list, like blur."""
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
@@ -67,7 +68,7 @@ class AugmentConfig(Section):
             raise ValueError(
                 "augment.local_views and augment.local_size require each other: set both"
             )
-        if self.jitter != _JITTERED and not any(self.jitters.values()):
+        if self.jitter != _DEFAULT_JITTER and not any(self.jitters.values()):
             raise ValueError(
                 "augment.jitter requires augment.brightness, contrast, saturation or hue"
             )

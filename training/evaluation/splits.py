@@ -503,7 +503,8 @@ def read_split(path: Path) -> SplitFile:
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not JSON", remedy=_FORM) from error
     if not isinstance(content, dict) or ("train" in content) == ("folds" in content):
-        raise InvalidInput(f"{path} must contain a split", remedy=_FORM)
+        given = "both" if isinstance(content, dict) and "train" in content else "neither"
+        raise InvalidInput(f"{path} must contain either train or folds, got {given}", remedy=_FORM)
     folds = content["folds"] if "folds" in content else [content["train"]]
     validation = content.get("val")
     if not isinstance(folds, list) or not folds:

@@ -35,8 +35,8 @@ class LossConfig(Section):
     """l, the number of nearest centers taken as positives. CD takes one."""
     drawn_from: Annotated[int, Field(ge=2)] | None = None
     """The number of nearest centers from which l positives are drawn each time an image is seen;
-    centers that are not drawn count as negatives. The authors' later code draws 8 of 10. None:
-    always the nearest l.
+    centers that are not drawn count as negatives. The authors' OneVision-Encoder draws 8 of 10.
+    None: always the nearest l.
     """
     scale: Annotated[float, Field(gt=0)] | None = None
     """s, the scale of the logits. None: 16 below 500 centers; up to 10,000 centers 8 for mlcd and
@@ -72,7 +72,7 @@ class LossConfig(Section):
     correct_ratio: bool = False
     """Adds log(1/r) to the negatives' log-sum, to estimate the log-sum over all negatives."""
     filter_threshold: Annotated[float, Field(gt=-1, le=1)] | None = None
-    """Leaves out negatives with a larger cosine. The authors' later code uses 0.75."""
+    """Leaves out negatives with a larger cosine. The authors' OneVision-Encoder uses 0.75."""
     center_update: CenterUpdate = "sparse"
     """sparse: a step updates only its positives and drawn negatives. dense: AdamW updates all
     centers in each step, by momentum.

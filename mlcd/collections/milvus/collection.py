@@ -19,7 +19,12 @@ from mlcd.collections.item import FoundItem, Item, check_id
 from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
 from mlcd.collections.milvus import copied_audit
 from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
-from mlcd.collections.milvus.expressions import EVERY, Wish, quote_list, wish_of
+from mlcd.collections.milvus.expressions import (
+    ALL_ITEMS,
+    MilvusFilter,
+    quote_list,
+    translate_filter,
+)
 from mlcd.collections.milvus.index_kinds import INDEX_KINDS
 from mlcd.collections.milvus.item_records import WHOLE, Record, key_of, read_rows
 from mlcd.collections.milvus.keyed_batch import KeyedBatch, read_keys, rows_per_message, split
@@ -122,8 +127,8 @@ class MilvusCollection(RemoteCollection):
     ) -> SearchAnswer:
         unit = check_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
-        wish = Wish(EVERY, frozenset()) if condition is None else wish_of(condition, key_of)
-        answer = self._search_milvus(wish, unit, top, exact=exact)
+        milvus_filter = translate_filter(condition, key_of)
+        answer = self._search_milvus(milvus_filter, unit, top, exact=exact)
         if answer is None:
             return self.state.search(
                 unit, top, condition=condition, threshold=threshold, exact=exact
@@ -133,35 +138,36 @@ class MilvusCollection(RemoteCollection):
         return SearchAnswer(matches, answer.exact, answer.matching)
 
     def _search_milvus(
-        self, wish: Wish, queries: Embeddings, top: int, *, exact: bool
+        self, milvus_filter: MilvusFilter, queries: Embeddings, top: int, *, exact: bool
     ) -> SearchAnswer | None:
         """Returns the results of Milvus; None if it cannot evaluate the filter, or no effort
         reaches the recall.
 
         The number of matching items is cached, and counted again during the search.
         """
-        undecided = self._pool.submit(self._is_undecided, wish)
-        matching = self._counts.get(wish.expression)
+        undecided = self._pool.submit(self._is_undecided, milvus_filter)
+        matching = self._counts.get(milvus_filter.expression)
         if matching is None:
-            matching = self._count(wish.expression)
+            matching = self._count(milvus_filter.expression)
         if matching <= _SCAN_AT_MOST:
-            answer = self._compare_all(wish.expression, queries, top)
+            answer = self._compare_all(milvus_filter.expression, queries, top)
         elif exact:
             answer = None
         else:
-            counting = self._pool.submit(self._count, wish.expression)
-            answer = self._search_index(wish.expression, queries, top, matching, counting)
+            counting = self._pool.submit(self._count, milvus_filter.expression)
+            answer = self._search_index(milvus_filter.expression, queries, top, matching, counting)
         return None if undecided.result() else answer
 
-    def _is_undecided(self, wish: Wish) -> bool:
-        if not wish.several:
+    def _is_undecided(self, milvus_filter: MilvusFilter) -> bool:
+        if not milvus_filter.undecided_tokens:
             return False
-        expression = f"array_contains_any(tokens, {quote_list(sorted(wish.several))})"
+        tokens = quote_list(sorted(milvus_filter.undecided_tokens))
+        expression = f"array_contains_any(tokens, {tokens})"
         return self._connection.count(self.identity, expression, ITEMS) > 0
 
     def _count(self, expression: str) -> int:
         """Returns how many items match the expression, and caches the number."""
-        condition = "" if expression == EVERY else expression
+        condition = "" if expression == ALL_ITEMS else expression
         counted = self._connection.count(self.identity, condition, ITEMS)
         if len(self._counts) > _CACHED_COUNTS:
             self._counts = {}
@@ -228,7 +234,7 @@ class MilvusCollection(RemoteCollection):
         self, expression: str, queries: Embeddings, num_answers: int, effort: int
     ) -> list[list[FoundItem]]:
         """Returns the nearest items of each query, as found by Milvus."""
-        condition = "" if expression == EVERY else expression
+        condition = "" if expression == ALL_ITEMS else expression
         params = self._index_kind.search_params(effort, num_answers)
         max_rows = rows_per_message(self.dimension)
         fits_whole = num_answers <= max_rows

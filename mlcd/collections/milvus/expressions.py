@@ -9,8 +9,8 @@ lists, mixed types and large numbers. Expressions do not use these rules. Instea
 
 and an expression only tests whether an array contains a text, or compares two ASCII texts. A bound
 on a field with several numbers or several strings cannot be evaluated by Milvus:
-`Wish.several` has the tokens of such fields. No part of an expression is ever null, so `not` is
-exact negation.
+`MilvusFilter.undecided_tokens` has the tokens of such fields. No part of an expression is ever
+null, so `not` is exact negation.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mlcd.collections.columns import Scalar, comparable
-from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf
+from mlcd.collections.filters import Combination, Condition, Filter, Not, OneOf
 
 TOKEN_CHARS: Final = 32
 # tokens per item; metadata within their size limit have no more
 MAX_TOKENS: Final = 4096
-EVERY, NONE = "row >= 0", "row < 0"
+ALL_ITEMS, NO_ITEMS = "row >= 0", "row < 0"
 _SIGNS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _OPPOSITE: Final = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}
 _ORDERED: Final = (float, str)
@@ -35,18 +35,24 @@ _ALL_BITS: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class Wish:
-    """A filter as an expression. several: tokens of items for which the expression is undecided."""
+class MilvusFilter:
+    """A filter as an expression. undecided_tokens: tokens of items for which the expression is
+    undecided.
+    """
 
     expression: str
-    several: frozenset[str]
+    undecided_tokens: frozenset[str]
 
 
-def wish_of(condition: Filter, key_of: Any) -> Wish:
-    """Returns the filter as an expression. key_of: function from an id to its key."""
-    several: set[str] = set()
-    expression = _Writer(key_of, several).write(condition, negated=False)
-    return Wish(expression, frozenset(several))
+def translate_filter(condition: Filter | None, key_of: Any) -> MilvusFilter:
+    """Returns the filter as an expression; None matches all items. key_of: function from an id to
+    its key.
+    """
+    if condition is None:
+        return MilvusFilter(ALL_ITEMS, frozenset())
+    undecided_tokens: set[str] = set()
+    expression = _Writer(key_of, undecided_tokens).write(condition, negated=False)
+    return MilvusFilter(expression, frozenset(undecided_tokens))
 
 
 def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
@@ -88,7 +94,7 @@ def quote_list(digests: Iterable[str]) -> str:
 @dataclass(frozen=True)
 class _Writer:
     key_of: Any
-    several: set[str]
+    undecided_tokens: set[str]
 
     def write(self, condition: Filter, *, negated: bool) -> str:
         match condition:
@@ -96,7 +102,7 @@ class _Writer:
                 return self._one_of_ids(ids, negated=negated)
             case Not(inner):
                 return self.write(inner, negated=not negated)
-            case Both(parts, every):
+            case Combination(parts, every):
                 word = " and " if every is not negated else " or "
                 written = [self.write(part, negated=negated) for part in parts]
                 return f"({word.join(written)})"
@@ -109,15 +115,15 @@ class _Writer:
     def _one_of_ids(self, ids: tuple[str, ...], *, negated: bool) -> str:
         keys = sorted({self.key_of(item_id) for item_id in ids if _is_unicode(item_id)})
         if not keys:
-            return EVERY if negated else NONE
+            return ALL_ITEMS if negated else NO_ITEMS
         return f"key {'not in' if negated else 'in'} {quote_list(keys)}"
 
     def _within(self, condition: Condition, *, negated: bool) -> str:
         kinds = {type(bound) for _, bound in condition.bounds}
         if len(kinds) != 1:  # no value is both a number and a string
-            return EVERY if negated else NONE
+            return ALL_ITEMS if negated else NO_ITEMS
         name, (kind,) = condition.field, kinds
-        self.several.add(_token("several", name, kind.__name__))
+        self.undecided_tokens.add(_token("several", name, kind.__name__))
         has_one = _contains([_token("one", name, kind.__name__)], negated=negated)
         signs = _OPPOSITE if negated else _SIGNS
         compared = [
@@ -135,7 +141,7 @@ def _has_value(condition: Condition, *, negated: bool) -> str:
         if condition.fits(value)
     )
     if not tokens:
-        return EVERY if negated else NONE
+        return ALL_ITEMS if negated else NO_ITEMS
     return _contains(tokens, negated=negated)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlcd.collections.milvus.connection import MilvusConnection
-from mlcd.collections.milvus.expressions import EVERY, field_token
+from mlcd.collections.milvus.expressions import ALL_ITEMS, field_token
 from mlcd.collections.milvus.item_records import Record, new_row
 from mlcd.collections.milvus.schemas import FACTS
 from mlcd.indexes.tuning import Recall
@@ -54,7 +54,7 @@ class KnownFacts:
     def refresh(self, *, fresh: bool = True) -> None:
         """Reads the facts. fresh: see `MilvusConnection.query`."""
         records = self.connection.query(
-            self.identity, EVERY, ["key", "metadata"], FACTS, fresh=fresh
+            self.identity, ALL_ITEMS, ["key", "metadata"], FACTS, fresh=fresh
         )
         with self._changing:
             names = {

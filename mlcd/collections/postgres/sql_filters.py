@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf
+from mlcd.collections.filters import Combination, Condition, Filter, Not, OneOf
 from mlcd.errors import InvalidInput
 
 _TRUE, _FALSE = sql.SQL("true"), sql.SQL("false")
@@ -41,7 +41,7 @@ def where(condition: Filter | None) -> Where:
         case Not(inner):
             inner_where = where(inner)
             return Where(sql.SQL("NOT {}").format(inner_where.condition), inner_where.parameters)
-        case Both(parts, every):
+        case Combination(parts, every):
             return _join(_AND if every else _OR, [where(part) for part in parts])
         case Condition():
             return _within(condition) if condition.values is None else _one_of(condition)

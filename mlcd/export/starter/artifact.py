@@ -1,4 +1,6 @@
-"""Writes the starter as a model artifact from its packages, without torch."""
+"""Writes the starter as a model artifact, without torch: a small model of images and texts, whose
+weights come from installed packages.
+"""
 
 import hashlib
 import math
@@ -22,7 +24,7 @@ PREPROCESSING: Final = "preprocess.json"
 # everyday things, and at 15 on products on white: docs/reference/starter.md
 SCALE: Final = 25.0
 _DATA: Final = ("imagenet_classes.tsv", "bert_uncased_vocab.txt", "class_sentences.npy")
-# must be raised with every code change that changes a row
+# increased with every code change that changes an embedding
 _REVISION: Final = 1
 
 

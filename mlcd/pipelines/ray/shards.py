@@ -25,7 +25,7 @@ from mlcd.pipelines.label import LabelOptions, open_labeling
 from mlcd.pipelines.label_inputs import ImagesInput
 from mlcd.pipelines.ray.session import RayOptions, centers_at_once, gpus_hidden, ray_session
 from mlcd.pipelines.ray.workers import make_shards
-from mlcd.pipelines.resolve import model_everywhere, resolve_model
+from mlcd.pipelines.resolve import make_portable_spec, resolve_model
 from mlcd.pipelines.shard_parts import DraftShards, PartShards
 from mlcd.progress import Reporter
 
@@ -130,7 +130,7 @@ def embed_on_ray(
     """Runs `mlcd.pipelines.embed.embed` with workers on Ray; gives the same bytes."""
     recipe = EmbedRecipe(
         images=_make_absolute(images),
-        model=model_everywhere(model),
+        model=make_portable_spec(model),
         out=location_of(out),
         encoder=encoder,
         urls=urls,
@@ -157,7 +157,7 @@ def label_on_ray(
         options,
         source=_make_absolute(options.source) if has_images else location_of(Path(options.source)),
         centers=location_of(Path(options.centers)),
-        model=None if options.model is None else model_everywhere(options.model),
+        model=None if options.model is None else make_portable_spec(options.model),
         # the driver makes no part
         centers_at_once=_DRIVER_CENTERS if options.mode == "exact" else None,
     )

@@ -26,8 +26,8 @@ from mlcd.service.http.embedding_answers import NUMBER_BYTES
 from mlcd.service.http.encoding import shorten
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.text_encoding import (
-    GivenItem,
-    GivenText,
+    RequestItem,
+    RequestText,
     check_num_texts,
     encode_items_strictly,
     rejects_long,
@@ -167,7 +167,7 @@ async def embed(body: EmbedRequest, request: Request, resources: AppResources) -
     rows = shorten(
         encoded_items.encoded.embeddings, body.output_dimension, param="output_dimension"
     )
-    num_images = sum(not isinstance(item, GivenText) for item in items)
+    num_images = sum(not isinstance(item, RequestText) for item in items)
     billed = {"images": num_images, "input_tokens": encoded_items.num_tokens}
     kinds = dict.fromkeys(body.embedding_types)
     return pieces_answer(
@@ -188,7 +188,7 @@ async def embed(body: EmbedRequest, request: Request, resources: AppResources) -
     )
 
 
-def _read_items(body: EmbedRequest, limits: Limits) -> list[GivenItem]:
+def _read_items(body: EmbedRequest, limits: Limits) -> list[RequestItem]:
     lists = [items for items in (body.images, body.texts, body.inputs) if items]
     if len(lists) != 1:
         raise BadRequest(
@@ -196,18 +196,18 @@ def _read_items(body: EmbedRequest, limits: Limits) -> list[GivenItem]:
             param="images",
         )
     if body.texts:
-        items: list[GivenItem] = [GivenText(text) for text in body.texts]
+        items: list[RequestItem] = [RequestText(text) for text in body.texts]
     elif body.images:
         items = [image_from_uri(image) for image in body.images]
     else:
         items = [_read_input(item) for item in lists[0]]
-    num_texts = sum(isinstance(item, GivenText) for item in items)
+    num_texts = sum(isinstance(item, RequestText) for item in items)
     check_num_texts(num_texts, limits)
     check_count(len(items) - num_texts, limits)
     return items
 
 
-def _read_input(item: Any) -> GivenItem:
+def _read_input(item: Any) -> RequestItem:
     """Reads one entry of `inputs`, which must have one part.
 
     Cohere fuses several parts into one embedding, which this model cannot do.
@@ -215,7 +215,7 @@ def _read_input(item: Any) -> GivenItem:
     content = item.get("content") if isinstance(item, dict) else None
     part = content[0] if isinstance(content, list) and len(content) == 1 else None
     if isinstance(part, dict) and part.get("type") == "text":
-        return GivenText(part.get("text"))
+        return RequestText(part.get("text"))
     address = (
         part.get("image_url")
         if isinstance(part, dict) and part.get("type") == "image_url"

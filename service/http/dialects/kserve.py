@@ -23,8 +23,8 @@ from mlcd.service.http.encoding import encode_pixels
 from mlcd.service.http.openapi import BINARY, json_body
 from mlcd.service.http.queries import check_top
 from mlcd.service.http.text_encoding import (
-    GivenItem,
-    GivenText,
+    RequestItem,
+    RequestText,
     check_num_texts,
     encode_items_strictly,
     require_texts,
@@ -225,7 +225,7 @@ async def infer(
 
 def _read_request(
     body: bytes, json_bytes: str | None, resources: Resources
-) -> tuple[InferRequest, list[GivenItem] | ImageBatch]:
+) -> tuple[InferRequest, list[RequestItem] | ImageBatch]:
     """Returns the request, and its image files and texts or its preprocessed pixels."""
     head, binary = tensors.split(body, json_bytes)
     if json_bytes is not None and not head:  # one raw tensor: a single image without a length
@@ -267,16 +267,16 @@ def _check_tensor(tensor: InputTensor, num_bytes: int, resources: Resources) -> 
         )
 
 
-def _read_items(tensor: InputTensor, binary: memoryview) -> list[GivenItem]:
+def _read_items(tensor: InputTensor, binary: memoryview) -> list[RequestItem]:
     is_text, num = tensor.name == "text", tensor.shape[0]
     if tensor.data is None:
         elements = tensors.read_bytes_elements(binary, num)
         # Invalid UTF-8 becomes lone surrogates, which the validation of texts refuses.
-        texts = (GivenText(item.decode(errors="surrogateescape")) for item in elements if is_text)
+        texts = (RequestText(item.decode(errors="surrogateescape")) for item in elements if is_text)
         return [*texts] if is_text else [*elements]
     if not isinstance(tensor.data, list) or len(tensor.data) != num:
         raise BadRequest(f"data must be a list of {num} strings", param="inputs")
-    return [GivenText(item) if is_text else image_from_field(item) for item in tensor.data]
+    return [RequestText(item) if is_text else image_from_field(item) for item in tensor.data]
 
 
 def _select_outputs(inference: InferRequest, resources: Resources) -> list[str]:

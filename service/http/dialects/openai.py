@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlcd.errors import ImageRejected
 from mlcd.service.errors import BadRequest
-from mlcd.service.fetch.image_url import GivenImage
+from mlcd.service.fetch.image_url import RequestImage
 from mlcd.service.http.access import AppResources, check_model
 from mlcd.service.http.answers import headers, list_answer
 from mlcd.service.http.auth import needs
@@ -25,8 +25,8 @@ from mlcd.service.http.embedding_answers import NUMBER_BYTES
 from mlcd.service.http.encoding import shorten
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.text_encoding import (
-    GivenItem,
-    GivenText,
+    RequestItem,
+    RequestText,
     check_num_texts,
     encode_items_strictly,
     rejects_long,
@@ -246,7 +246,7 @@ async def model(model: str, resources: AppResources, response: Response) -> Mode
     return _describe_model(resources)
 
 
-def _read_items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], str]:
+def _read_items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[RequestItem], str]:
     """Returns the images and texts, and the template of an item's field name for errors."""
     if (body.input is None) == (body.messages is None):
         raise BadRequest("the body must have either `input` or `messages`", param="input")
@@ -263,7 +263,7 @@ def _read_items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem
         )
     kinds = _item_modalities(body.modality, len(items))
     parsed = [_read_item(item, kind) for item, kind in zip(items, kinds, strict=True)]
-    num_texts = sum(isinstance(item, GivenText) for item in parsed)
+    num_texts = sum(isinstance(item, RequestText) for item in parsed)
     check_num_texts(num_texts, limits)
     check_count(len(parsed) - num_texts, limits)
     return parsed, "input[{index}]"
@@ -281,13 +281,13 @@ def _item_modalities(modality: Modality | list[Modality] | None, num: int) -> li
     return [*modality]
 
 
-def _read_item(item: Any, modality: Modality | None) -> GivenItem:
+def _read_item(item: Any, modality: Modality | None) -> RequestItem:
     if isinstance(item, str) and (modality or ("image" if is_image(item) else "text")) == "text":
-        return GivenText(item)
+        return RequestText(item)
     if not isinstance(item, dict):
         return image_from_uri(item)
     if item.keys() == {"text"}:
-        return GivenText(item["text"])
+        return RequestText(item["text"])
     fields = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
     if len(fields) != 1 or len(item) != 1:
         return ImageRejected(
@@ -299,12 +299,12 @@ def _read_item(item: Any, modality: Modality | None) -> GivenItem:
     return image_from_field(value)
 
 
-def _read_image_url(value: Any) -> GivenImage:
+def _read_image_url(value: Any) -> RequestImage:
     """Reads a data-URI or URL, or OpenAI's object with one."""
     return image_from_uri(value.get("url") if isinstance(value, dict) else value)
 
 
-def _read_messages(messages: list[Any]) -> GivenItem:
+def _read_messages(messages: list[Any]) -> RequestItem:
     """Reads the only image or text of a conversation.
 
     vLLM embeds a whole conversation; this model embeds one image or one text.
@@ -319,9 +319,9 @@ def _read_messages(messages: list[Any]) -> GivenItem:
     ]
     part = parts[0] if len(parts) == 1 else None
     if isinstance(part, str):
-        return GivenText(part)
+        return RequestText(part)
     if isinstance(part, dict) and part.get("type") == "text":
-        return GivenText(part.get("text"))
+        return RequestText(part.get("text"))
     if not isinstance(part, dict) or part.get("type") != "image_url":
         raise BadRequest(
             "messages must contain exactly one image or one text",

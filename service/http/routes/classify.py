@@ -27,7 +27,7 @@ from mlcd.service.http.queries import Queries, check_names, check_top, drop_null
 from mlcd.service.http.text_encoding import (
     check_num_chars,
     check_num_texts,
-    encode_with,
+    encode_with_tower,
     require_texts,
     run_both,
 )
@@ -186,7 +186,7 @@ async def _embed_names(
     rows = []
     for start in range(0, len(prompts), limits.max_texts):
         batch = prompts[start : start + limits.max_texts]
-        encoding = encode_with(
+        encoding = encode_with_tower(
             tower, batch, deadline=request.state.deadline, account=account, owner=account.owner
         )
         encoded = (await encoding).encoded

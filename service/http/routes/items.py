@@ -15,7 +15,7 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest
-from mlcd.service.fetch.image_url import GivenImage
+from mlcd.service.fetch.image_url import RequestImage
 from mlcd.service.http.access import AppResources
 from mlcd.service.http.answers import compute_answer, headers, json_answer, provenance
 from mlcd.service.http.auth import needs
@@ -82,7 +82,7 @@ class _NewItem:
 
     id: str
     metadata: dict[str, Any]
-    source: GivenImage | Embeddings
+    source: RequestImage | Embeddings
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ async def _embed(
     with_thumbnails: render thumbnails for items with images.
     """
     embedded: dict[int, Embeddings] = {}
-    images: dict[int, GivenImage] = {}
+    images: dict[int, RequestImage] = {}
     for index, new_item in batch.items.items():
         if isinstance(new_item.source, np.ndarray):
             embedded[index] = new_item.source

@@ -219,8 +219,8 @@ def _binary_answer(
 
 def _compute_tag(layout: Plane) -> str:
     """Returns a tag for the layout and for the state of the collection's metadata."""
-    searcher = layout.searcher
-    return f"{layout.digest}-{searcher.generation.number}-{searcher.num_positions}"
+    state = layout.state
+    return f"{layout.digest}-{state.generation.number}-{state.num_positions}"
 
 
 async def _find_values(
@@ -265,15 +265,15 @@ def _select_rows(layout: Plane, body: LayoutItemsRequest) -> NDArray[np.int64]:
         rows = np.arange(num)
     if body.filter is None:
         return rows
-    matching = parse_filter(body.filter).matches(layout.searcher)
+    matching = parse_filter(body.filter).matches(layout.state)
     return rows[matching[layout.positions[rows]]]
 
 
 def _estimate_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
     """Returns the approximate size of these items in an answer."""
-    searcher = layout.searcher
+    state = layout.state
     return sum(
-        _ITEM_BYTES + len(searcher.ids[position]) + len(searcher.metadata[position])
+        _ITEM_BYTES + len(state.ids[position]) + len(state.metadata[position])
         for position in layout.positions[rows].tolist()
     )
 
@@ -282,22 +282,20 @@ def _describe_items(
     collection: CollectionPort, layout: Plane, rows: NDArray[np.int64]
 ) -> Iterator[Callable[[], dict[str, Any]]]:
     """Yields a function for each item, which returns its fields."""
-    searcher = layout.searcher
+    state = layout.state
     for start in range(0, len(rows), _ITEMS_PER_BLOCK):
         block = rows[start : start + _ITEMS_PER_BLOCK]
         positions = layout.positions[block].tolist()
-        ids = [searcher.ids[position] for position in positions]
+        ids = [state.ids[position] for position in positions]
         versions = collection.thumbnail_versions(ids)
         for row, position, version in zip(block.tolist(), positions, versions, strict=True):
-            yield partial(_describe_item, searcher, row, position, version)
+            yield partial(_describe_item, state, row, position, version)
 
 
-def _describe_item(
-    searcher: Searcher, row: int, position: int, version: str | None
-) -> dict[str, Any]:
+def _describe_item(state: Searcher, row: int, position: int, version: str | None) -> dict[str, Any]:
     return {
         "position": row,
-        "id": searcher.ids[position],
-        "metadata": orjson.Fragment(searcher.metadata[position]),
+        "id": state.ids[position],
+        "metadata": orjson.Fragment(state.metadata[position]),
         "thumbnail": version,
     }

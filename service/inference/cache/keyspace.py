@@ -56,7 +56,7 @@ class KeySpace:
 
 
 def redis_prefix(fingerprint: Fingerprint) -> str:
-    """Returns the prefix of all names of one model, by which an operator can find them."""
+    """Returns the prefix of all Redis keys of one model; operators can list the keys by it."""
     return f"{_NAME}:{fingerprint[:12]}:"
 
 

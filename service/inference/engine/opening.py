@@ -8,21 +8,21 @@ from mlcd.encoders.text_encoder import TextEncoder
 from mlcd.models.text_part import FOLDER
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.service.inference.engine.fake import PREFIX, FakeEncoder, FakeTextEncoder, fake_tokenizer
-from mlcd.service.inference.served import Opening
+from mlcd.service.inference.served import EngineOptions
 
 
-def open_images(opening: Opening) -> Encoder:
+def open_images(options: EngineOptions) -> Encoder:
     """Opens the image tower. Raises the errors of `mlcd.encoders.open_encoder`."""
-    if opening.spec.startswith(PREFIX):
-        return FakeEncoder(opening.spec)
-    return open_encoder(opening.spec, opening.encoder)
+    if options.spec.startswith(PREFIX):
+        return FakeEncoder(options.spec)
+    return open_encoder(options.spec, options.encoder)
 
 
-def open_texts(opening: Opening) -> TextEncoder:
+def open_texts(options: EngineOptions) -> TextEncoder:
     """Opens the text tower. Raises the errors of `mlcd.encoders.open_text_encoder`."""
-    if opening.spec.startswith(PREFIX):
-        return FakeTextEncoder(opening.spec)
-    return open_text_encoder(opening.spec, opening.encoder)
+    if options.spec.startswith(PREFIX):
+        return FakeTextEncoder(options.spec)
+    return open_text_encoder(options.spec, options.encoder)
 
 
 def find_tokenizer(spec: str) -> Tokenizer | None:

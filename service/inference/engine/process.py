@@ -15,7 +15,7 @@ from mlcd.child import Child, Message, to_line
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.service.inference.engine.launched import LaunchedEngine, launch_engine
 from mlcd.service.inference.engine.slots import NUM_SLOTS, Slots
-from mlcd.service.inference.served import TOWERS, Opening, ServedTower
+from mlcd.service.inference.served import TOWERS, EngineOptions, ServedTower
 from mlcd.service.timings import ENGINE_END_S
 from mlcd.types import Embeddings
 
@@ -36,7 +36,7 @@ class EngineFailed(Unavailable):
 class StartedEngine:
     """A process that is opening its encoder; `EngineProcess.open` waits for it."""
 
-    opening: Opening
+    options: EngineOptions
     launched: LaunchedEngine
 
     @property
@@ -45,17 +45,17 @@ class StartedEngine:
         return self.launched.launched_at
 
 
-def start_engine(opening: Opening, launched: LaunchedEngine | None = None) -> StartedEngine:
+def start_engine(options: EngineOptions, launched: LaunchedEngine | None = None) -> StartedEngine:
     """Orders a process to open an encoder. Needs no event loop.
 
     launched: process without an order; None launches one.
     """
     launched = launched or launch_engine()
     assert launched.process.stdin is not None
-    order = {"descriptor": launched.descriptor, "opening": opening.to_dict()}
+    order = {"descriptor": launched.descriptor, "options": options.to_dict()}
     with suppress(BrokenPipeError):  # the process has died, which `EngineProcess.open` reports
         launched.process.stdin.write(to_line(order))
-    return StartedEngine(opening, launched)
+    return StartedEngine(options, launched)
 
 
 class EngineProcess:
@@ -83,14 +83,14 @@ class EngineProcess:
         """Waits until the encoder is open. Raises the errors of opening it, and Unavailable if the
         process ended without a message.
         """
-        opening = started.opening
+        options = started.options
         try:
             process = await Child.of(started.launched.process)
             try:
-                served = await _receive_served(process, opening)
+                served = await _receive_served(process, options)
                 slots = Slots(
                     started.launched.descriptor,
-                    max_batch=opening.max_batch,
+                    max_batch=options.max_batch,
                     item=served.item,
                     dimension=served.dimension,
                 )
@@ -169,13 +169,13 @@ class EngineProcess:
             done.set_result(message["seconds"])
 
 
-async def _receive_served(process: Child, opening: Opening) -> ServedTower:
+async def _receive_served(process: Child, options: EngineOptions) -> ServedTower:
     message = await process.receive()
     if message is None:
         raise Unavailable(
             "the engine's process ended while it opened the model", remedy="its log says why"
         )
-    return TOWERS[opening.tower].from_dict(message["served"])
+    return TOWERS[options.tower].from_dict(message["served"])
 
 
 def _end_error() -> Unavailable:

@@ -20,7 +20,7 @@ from mlcd.service.inference.engine.process import (
     StartedEngine,
     start_engine,
 )
-from mlcd.service.inference.served import Opening, ServedTower
+from mlcd.service.inference.served import EngineOptions, ServedTower
 from mlcd.service.telemetry.text_metrics import TowerMetrics
 from mlcd.service.timings import (
     ENGINE_BACKOFF_S,
@@ -63,12 +63,16 @@ class SupervisedEngine:
     labels_of = None
 
     def __init__(
-        self, opening: Opening, *, batch_timeout_s: float, started: StartedEngine | None = None
+        self,
+        options: EngineOptions,
+        *,
+        batch_timeout_s: float,
+        started: StartedEngine | None = None,
     ) -> None:
         """started: its first process; None starts one. batch_timeout_s: a batch hangs if it takes
         longer than this and longer than ten times the largest batch at start.
         """
-        self._opening, self._batch_timeout_s = opening, batch_timeout_s
+        self._options, self._batch_timeout_s = options, batch_timeout_s
         self._started = started
         self._process: EngineProcess | None = None
         self._up = asyncio.Event()
@@ -79,7 +83,7 @@ class SupervisedEngine:
         self.last_success = -np.inf  # by the loop's clock
 
     async def __aenter__(self) -> Self:
-        started = self._started or start_engine(self._opening)
+        started = self._started or start_engine(self._options)
         self._process = await EngineProcess.open(started)
         self._process.on_end = self._up.clear
         self._open_s = time.perf_counter() - started.launched_at
@@ -183,7 +187,7 @@ class SupervisedEngine:
         await asyncio.sleep(pause_s)
         try:
             async with asyncio.timeout(max(ENGINE_OPEN_S, _HANG_FACTOR * self._open_s)):
-                process = await EngineProcess.open(start_engine(self._opening))
+                process = await EngineProcess.open(start_engine(self._options))
             if process.served.fingerprint != self.served.fingerprint:
                 await process.close()
                 raise ConfigInvalid(

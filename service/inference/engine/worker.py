@@ -1,6 +1,6 @@
 """The engine's process, which opens an encoder and encodes batches in shared memory.
 
-The server sends {"descriptor", "opening"}, then {"slot", "num"} for every batch. The engine sends
+The server sends {"descriptor", "options"}, then {"slot", "num"} for every batch. The engine sends
 {"served"} once, then {"slot", "seconds"} for every batch, without seconds if the batch failed.
 """
 
@@ -16,7 +16,12 @@ from mlcd.child import Message, Parent, serve_parent
 from mlcd.service.host.threads import limit_blas
 from mlcd.service.inference.engine.opening import open_images, open_texts
 from mlcd.service.inference.engine.slots import Slots
-from mlcd.service.inference.served import Opening, ServedEncoder, ServedTextEncoder, ServedTower
+from mlcd.service.inference.served import (
+    EngineOptions,
+    ServedEncoder,
+    ServedTextEncoder,
+    ServedTower,
+)
 from mlcd.service.telemetry.logs import configure_logs, kinds
 from mlcd.service.timings import ENGINE_TRIAL_S
 from mlcd.types import Embeddings
@@ -27,13 +32,13 @@ _TRIAL: Final = "a photo"
 
 
 def serve(order: Message, server: Parent) -> None:
-    opening = Opening.from_dict(order["opening"])
-    configure_logs(opening.log)
-    limit_blas(opening.encoder.num_threads)
-    encode, served = _open_images(opening) if opening.tower == "images" else _open_texts(opening)
+    options = EngineOptions.from_dict(order["options"])
+    configure_logs(options.log)
+    limit_blas(options.encoder.num_threads)
+    encode, served = _open_images(options) if options.tower == "images" else _open_texts(options)
     slots = Slots(
         order["descriptor"],
-        max_batch=opening.max_batch,
+        max_batch=options.max_batch,
         item=served.item,
         dimension=served.dimension,
     )
@@ -41,17 +46,17 @@ def serve(order: Message, server: Parent) -> None:
     _encode_batches(encode, slots, server)
 
 
-def _open_images(opening: Opening) -> tuple[_Encode, ServedTower]:
-    encoder = open_images(opening)
+def _open_images(options: EngineOptions) -> tuple[_Encode, ServedTower]:
+    encoder = open_images(options)
     side = encoder.preprocess.crop
-    times = _measure_batches(encoder.encode, np.zeros((opening.max_batch, 3, side, side), np.uint8))
-    return encoder.encode, ServedEncoder.of(encoder, max_batch=opening.max_batch, **times)
+    times = _measure_batches(encoder.encode, np.zeros((options.max_batch, 3, side, side), np.uint8))
+    return encoder.encode, ServedEncoder.of(encoder, max_batch=options.max_batch, **times)
 
 
-def _open_texts(opening: Opening) -> tuple[_Encode, ServedTower]:
-    encoder = open_texts(opening)
-    times = _measure_batches(encoder.encode, encoder.tokenizer([_TRIAL] * opening.max_batch))
-    return encoder.encode, ServedTextEncoder.of(encoder, max_batch=opening.max_batch, **times)
+def _open_texts(options: EngineOptions) -> tuple[_Encode, ServedTower]:
+    encoder = open_texts(options)
+    times = _measure_batches(encoder.encode, encoder.tokenizer([_TRIAL] * options.max_batch))
+    return encoder.encode, ServedTextEncoder.of(encoder, max_batch=options.max_batch, **times)
 
 
 def _measure_batches(encode: _Encode, largest: NDArray[Any]) -> dict[str, float]:

@@ -109,11 +109,11 @@ def test_items_come_back_as_they_were_given(collection, opened, place, vectors):
 
 def test_an_item_that_cannot_be_held_keeps_all_others_of_its_call_out(collection, vectors):
     for bad, said in (
-        (Item("bad", np.zeros(DIMENSION)), "needs a direction"),
-        (Item("bad", np.full(DIMENSION, np.nan)), "needs a direction"),
+        (Item("bad", np.zeros(DIMENSION)), "finite norm above 0"),
+        (Item("bad", np.full(DIMENSION, np.nan)), "finite norm above 0"),
         (Item("bad", np.ones(DIMENSION + 1)), "shape"),
         (Item("", vectors[1]), "needs an id"),
-        (Item("nul\0", vectors[1]), "cannot be used"),
+        (Item("nul\0", vectors[1]), "none of them zero"),
         (Item("good", vectors[1]), "given once"),
         (Item("bad", vectors[1], {"n": float("nan")}), "number"),
     ):
@@ -184,10 +184,10 @@ def test_the_map_and_the_state_follow_every_change(filled, vectors):
     filled.add([Item("new", vectors[0]), Item("i1", vectors[2], {"n": 1})])
     filled.update_metadata("i2", {"n": -2})
     plane = filled.layout()
-    ids = [plane.searcher.ids[position] for position in plane.positions.tolist()]
+    ids = [plane.state.ids[position] for position in plane.positions.tolist()]
     assert sorted(ids) == sorted({f"i{n}" for n in range(1, 400)} | {"new"})
     state = filled.state
-    assert filled.state is state is plane.searcher
+    assert filled.state is state is plane.state
     assert (state.item(state.find("i1")).embedding == vectors[2]).all()
     assert state.item(state.find("i2")).metadata == {"n": -2}
     assert state.find("i0") is None

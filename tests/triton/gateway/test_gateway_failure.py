@@ -74,7 +74,7 @@ def test_a_full_queue_is_429_and_what_waits_too_long_is_504(shared_server, pictu
     ("given", "message"),
     [
         ({"model": "absent"}, "the model absent is not loaded in Triton"),
-        ({"model": "bare"}, "does not state its fingerprint"),
+        ({"model": "bare"}, "must have the parameter fingerprint"),
         ({"model": "tiny", "triton__version": 7}, "version 7 of the model tiny is not loaded"),
         ({"model": "tiny", "exif": "ignore"}, "prepares images otherwise"),
     ],

@@ -7,14 +7,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mlcd.client.batches import PART_BYTES, Cutter, answers_async, answers_sync, rows_in_batches
+from mlcd.client.batches import (
+    PART_BYTES,
+    ImageBatcher,
+    answers_async,
+    answers_sync,
+    rows_in_batches,
+)
 from mlcd.errors import ImageRejected
 
 
 def cut(images, **bounds):
-    cutter = Cutter(**{"max_images": 3, "max_body_bytes": 2**20} | bounds)
-    batches = [batch for image in images if (batch := cutter.push(image))]
-    rest = cutter.take_rest()
+    batcher = ImageBatcher(**{"max_images": 3, "max_body_bytes": 2**20} | bounds)
+    batches = [batch for image in images if (batch := batcher.push(image))]
+    rest = batcher.take_rest()
     return [*batches, rest] if rest else batches
 
 

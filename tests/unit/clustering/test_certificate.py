@@ -46,7 +46,7 @@ def test_the_bound_holds_for_every_product(name, case):
     slack = Slack.of(rows, way.matmul.rounding, way.norms)
     of_row, of_center = np.divmod(np.arange(exact.size), len(centers))
     bound = slack.of_pairs(of_row, of_center).reshape(exact.shape)
-    assert (bound <= slack.with_any[:, None] * (1 + 1e-15)).all()
+    assert (bound <= slack.max_error[:, None] * (1 + 1e-15)).all()
     # What a score exceeds the offset by is what the product is of.
     shifted = exact - slack.offset[:, None]
     assert (np.abs(shifted - product) <= bound).all()
@@ -64,7 +64,7 @@ def test_a_common_mean_does_not_widen_the_bound():
         centers_there = (centers + mean).astype(np.float32)
         way = CenterScan(centers_there, matmul="torch-int8")._way.scan
         rows = way.matmul.load((z + mean).astype(np.float32))
-        slack = Slack.of(rows, way.matmul.rounding, way.norms).with_any
+        slack = Slack.of(rows, way.matmul.rounding, way.norms).max_error
         widths.append(slack.mean())
     assert widths[1] < 1.1 * widths[0]
 

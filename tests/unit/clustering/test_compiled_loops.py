@@ -25,7 +25,7 @@ def test_rows_are_rounded_as_numpy_rounds_them(shape, levels):
     assert (abs(by_loops.unsigned.astype(int) - by_numpy.unsigned) <= 1).all()
     assert (by_loops.scales == by_numpy.scales).all()
     rest = (rows - shift).astype(np.float64) - numbers * by_loops.scales[:, None].astype(np.float64)
-    assert by_loops.left_out == pytest.approx((rest**2).sum(axis=1), rel=1e-4, abs=1e-12)
+    assert by_loops.squared_errors == pytest.approx((rest**2).sum(axis=1), rel=1e-4, abs=1e-12)
     assert by_loops.squares == pytest.approx((numbers**2).sum(axis=1), rel=1e-5)
     offsets = rows.astype(np.float64) @ shift.astype(np.float64)
     assert by_loops.offsets == pytest.approx(offsets, rel=1e-4, abs=1e-5)
@@ -37,18 +37,18 @@ def test_as_many_values_are_reached_as_are_asked_for_and_few_more(num):
     random = np.random.default_rng(num)
     for _ in range(50):
         values = random.standard_normal(40).astype(np.float32)
-        num_reaching = (values >= compiled_loops._reached(values, num)).sum()
+        num_reaching = (values >= compiled_loops._bisect_threshold(values, num)).sum()
         assert num <= num_reaching <= num + 1
 
 
 @pytest.mark.parametrize("values", [[2.0] * 9, [0.0] * 5 + [1e30] * 4, [-1.0] * 8 + [-2.0]])
 def test_equal_values_are_reached_together(values):
     values = np.array(values, dtype=np.float32)
-    assert (values >= compiled_loops._reached(values, 8)).sum() >= 8
+    assert (values >= compiled_loops._bisect_threshold(values, 8)).sum() >= 8
 
 
 def test_fewer_values_than_are_asked_for_reach_anything():
-    assert compiled_loops._reached(np.ones(7, dtype=np.float32), 8) == -np.inf
+    assert compiled_loops._bisect_threshold(np.ones(7, dtype=np.float32), 8) == -np.inf
 
 
 @pytest.mark.parametrize("num", [0, 1, 3, 4, 5, 30])

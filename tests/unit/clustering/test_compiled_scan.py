@@ -239,7 +239,7 @@ def test_one_thread_opens_a_way_and_others_go_on(soon, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ImportError, MemoryError, OSError, UnpicklingError])
-@pytest.mark.parametrize("of", ["CompiledScan", "keep", "settle"])
+@pytest.mark.parametrize("of", ["CompiledScan", "collect_candidates", "mark_sure_rows"])
 def test_loops_that_fail_are_done_without_and_said(of, error, soon, monkeypatch, caplog):
     def failing(*_):
         raise error("out of order")
@@ -309,7 +309,9 @@ def test_no_order_of_summation_changes_an_answer(of, seed, monkeypatch):
     expected = CenterScan(centers, matmul="numpy").nearest(rows, 2)
     scan, random = compiled(centers), np.random.default_rng(seed)
     whole = scan._way.scan
-    order_B = Slack.of(whole.matmul.load(rows), whole.matmul.rounding, whole.norms).order()
+    order_B = Slack.of(
+        whole.matmul.load(rows), whole.matmul.rounding, whole.norms
+    ).summation_error()
 
     def elsewhere(query, kept_fields):
         """The scores of another order of summation, as far away as one may be."""
@@ -318,10 +320,10 @@ def test_no_order_of_summation_changes_an_answer(of, seed, monkeypatch):
         order = np.lexsort((kept.best_ids, -kept.best_scores), axis=1)
         for known in (kept.best_ids, kept.best_scores):
             known[:] = np.take_along_axis(known, order, axis=1)
-        settle(query, kept_fields)
+        mark_sure_rows(query, kept_fields)
 
-    settle = compiled_scan.settle
-    monkeypatch.setattr(compiled_scan, "settle", elsewhere)
+    mark_sure_rows = compiled_scan.mark_sure_rows
+    monkeypatch.setattr(compiled_scan, "mark_sure_rows", elsewhere)
     found = scan.nearest(rows, 2)
     assert (found.ids == expected.ids).all()
     assert (found.scores == expected.scores).all()
@@ -338,13 +340,13 @@ def test_more_ties_than_are_known_are_left_to_the_plain_scan():
 def test_few_centers_are_scored_that_bounds_rule_out(monkeypatch):
     rows, centers = drawn(300, 128, 0), drawn(3000, 128, 1)
     scan, scored = compiled(centers, "torch-int8"), []
-    settle = compiled_scan.settle
+    mark_sure_rows = compiled_scan.mark_sure_rows
 
     def counted(query, kept_fields):
         scored.append(KeptEntries(*kept_fields).num_scored.sum())
-        settle(query, kept_fields)
+        mark_sure_rows(query, kept_fields)
 
-    monkeypatch.setattr(compiled_scan, "settle", counted)
+    monkeypatch.setattr(compiled_scan, "mark_sure_rows", counted)
     assert scan.nearest(rows, 8).scan.proven == 300
     last_B1 = np.partition(rows.astype(np.float64) @ centers.T, -8, axis=1)[:, -8, None]
     matmul, norms = scan._way.scan.matmul, scan._way.scan.norms

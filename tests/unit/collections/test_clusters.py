@@ -46,7 +46,7 @@ def expected(collection, centers=PLAIN):
 def listed(clusters):
     return {
         center: [
-            (clusters.searcher.ids[position], similarity)
+            (clusters.state.ids[position], similarity)
             for position, similarity in zip(
                 clusters.positions[clusters.members(center)],
                 clusters.similarities[clusters.members(center)],
@@ -102,15 +102,15 @@ def test_the_next_page_begins_behind_an_item_even_if_it_is_gone(filled, vectors)
     clusters = Counting().of(filled)
     for members in listed(clusters).values():
         for place, (item_id, similarity) in enumerate(members):
-            center = int(clusters.centers()[clusters.searcher.position_of[item_id]])
+            center = int(clusters.centers()[clusters.state.position_of[item_id]])
             start = clusters.members(center).start
             assert clusters.behind(center, similarity, item_id) == start + place + 1
-    center = int(clusters.centers()[clusters.searcher.position_of["twin4"]])
+    center = int(clusters.centers()[clusters.state.position_of["twin4"]])
     similarity = dict(listed(clusters)[center])["twin4"]
     filled.delete("twin4")
     fresh = Counting().of(filled)
     after = fresh.behind(center, similarity, "twin4")
-    assert fresh.searcher.ids[fresh.positions[after]] == "twin5"
+    assert fresh.state.ids[fresh.positions[after]] == "twin5"
 
 
 def test_they_are_kept_beside_it_and_made_again_where_damaged(tmp_path, vectors):

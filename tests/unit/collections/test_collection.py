@@ -131,23 +131,23 @@ def test_where_an_index_finds_too_few_everything_is_compared(tmp_path, monkeypat
 
 def bad_items():
     good = np.eye(DIMENSION, dtype=np.float32)[0]
-    yield "needs a direction", Item("i", good + np.inf)
+    yield "finite norm above 0", Item("i", good + np.inf)
     yield r"'i' must have shape \[16\], got \[8\]", Item("i", good[:8])
     yield r"got \[1, 16\]", Item("i", good[None])
     yield "needs an id", Item(7, good)
-    yield "cannot be used", Item("i" * 1025, good)
+    yield "at most 1024 bytes", Item("i" * 1025, good)
     for dots in (".", ".."):
         yield "another id", Item(dots, good)
     for control in "\r\x7f\x85":
         yield "control character", Item(f"a{control}b", good)
     yield "not valid Unicode", Item("\ud800", good)
-    yield "too long", Item("i", good, {"x": "y" * 20_000})
-    yield "129 fields", Item("i", good, dict.fromkeys(map(str, range(129))))
-    yield "field that cannot", Item("i", good, {"": 1})
-    yield "disagree", Item("i", good, {"x": 2**60})
-    yield "cannot be kept", Item("i", good, {"x": object()})
-    yield "cannot be kept", Item("i", good, {"x": [[[[[[[[[1]]]]]]]]]})
-    yield "not a JSON object", Item("i", good, [1])
+    yield "at most 16384 bytes", Item("i", good, {"x": "y" * 20_000})
+    yield "at most 128 fields, got 129", Item("i", good, dict.fromkeys(map(str, range(129))))
+    yield "strings of 1 to 128 bytes", Item("i", good, {"": 1})
+    yield r"within ±2\^53", Item("i", good, {"x": 2**60})
+    yield "JSON value, nested", Item("i", good, {"x": object()})
+    yield "JSON value, nested", Item("i", good, {"x": [[[[[[[[[1]]]]]]]]]})
+    yield "must be a JSON object, got a list", Item("i", good, [1])
 
 
 @pytest.mark.parametrize(("message", "item"), list(bad_items()))

@@ -12,7 +12,7 @@ from tests.unit.collections.conftest import DIMENSION, FINGERPRINT
 
 
 def by_id(layout):
-    ids = [layout.searcher.ids[position] for position in layout.positions.tolist()]
+    ids = [layout.state.ids[position] for position in layout.positions.tolist()]
     return dict(zip(ids, map(tuple, layout.points.tolist()), strict=True))
 
 

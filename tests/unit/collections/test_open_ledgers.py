@@ -151,7 +151,7 @@ def test_kill_loses_nothing_of_collections_that_rest_in_between(folder):
 
 def test_another_process_finds_a_collection_taken_that_rests(folder):
     with Collections.open(folder) as store:
-        assert store.get("c3").rest()
+        assert store.get("c3").close_until_used()
         for kind in ("write", "read"):
             assert "another process has the collection c3 open" in opened_elsewhere(
                 folder / "c3", kind
@@ -185,9 +185,9 @@ def test_stores_and_commands_that_only_read_share_it(folder):
 def test_a_ledger_that_was_replaced_while_it_rested_is_not_written(folder):
     with Collections.open(folder) as store:
         for name in ("c3", "c4"):
-            assert store.get(name).rest()
+            assert store.get(name).close_until_used()
         store.get("c5").add([Item("b", np.eye(DIMENSION)[1])])
-        assert store.get("c5").rest()
+        assert store.get("c5").close_until_used()
         (folder / "c3" / LEDGER).unlink()
         (folder / "c4" / LEDGER).write_bytes((folder / "c5" / LEDGER).read_bytes())
         for name in ("c3", "c4"):
@@ -204,7 +204,7 @@ def test_a_ledger_that_was_replaced_while_it_rested_is_not_written(folder):
 def test_where_no_descriptor_is_free_nothing_is_lost_and_it_goes_on_by_itself(folder):
     with Collections.open(folder) as store:
         collection = store.get("c3")
-        assert collection.rest()
+        assert collection.close_until_used()
         with limited(0):
             for refused in (
                 lambda: collection.add([Item("b", np.eye(DIMENSION)[1])]),

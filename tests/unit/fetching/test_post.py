@@ -64,7 +64,7 @@ def test_of_an_endless_answer_the_status_counts(host):
 def test_a_host_that_is_slow_or_broken_is_an_error(host):
     with pytest.raises(TimeoutError):
         post(host, "/slow", turn_s=0.3)
-    with pytest.raises(ImageRejected, match="broke off"):
+    with pytest.raises(ImageRejected, match="connection failed"):
         post(host, "/broken")
 
 

@@ -124,9 +124,9 @@ def test_a_split_file_is_taken_as_it_stands(tmp_path):
         ({"train": keys[:30], "test": keys[29:]}, InvalidInput, "is in two parts"),
         ({"train": keys[:30], "test": ["other.png"]}, InvalidInput, r"the key 'other\.png'"),
         ({"train": keys[:30]}, InvalidInput, "test must be a list of keys"),
-        ({"test": keys}, InvalidInput, "must contain a split"),
+        ({"test": keys}, InvalidInput, "must contain either train or folds, got neither"),
         ({"train": keys[::2], "test": keys[1:4:2]}, InvalidInput, "no image to train on has it"),
-        ([], InvalidInput, "must contain a split"),
+        ([], InvalidInput, "must contain either train or folds, got neither"),
     ):
         file.write_text(json.dumps(content))
         with pytest.raises(error, match=message):

@@ -11,7 +11,7 @@ import pytest
 OPENING = """
 import asyncio, json, os, signal, subprocess, sys, time
 from mlcd.service.inference.engine.process import EngineProcess, start_engine
-from mlcd.service.inference.served import Opening
+from mlcd.service.inference.served import EngineOptions
 from mlcd.service.host.signals import cancel_on_signal
 
 start = subprocess.Popen.__init__
@@ -24,7 +24,7 @@ subprocess.Popen.__init__ = start_and_be_told
 
 async def main():
     with cancel_on_signal(within_s=30):
-        await EngineProcess.open(start_engine(Opening("fake:latency_ms=20000", max_batch=4)))
+        await EngineProcess.open(start_engine(EngineOptions("fake:latency_ms=20000", max_batch=4)))
         raise AssertionError("not canceled")
 
 asyncio.run(main())

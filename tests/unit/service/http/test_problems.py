@@ -55,7 +55,7 @@ NAMES = """
 500 internal-error MlcdError ArtifactInvalid ConfigInvalid Diverged
 500 job-damaged RecordDamaged
 422 cannot-be-processed InvalidInput InvalidField ImageRejected TextRejected StrictBatch
-422 no-text-tower NoTextTower TextGiven
+422 no-text-tower NoTextTower TextNotSupported
 404 not-found NotFound
 409 conflict Conflict
 503 unavailable Unavailable StoreUnreachable DiskFull TooManyOpenFiles

@@ -19,13 +19,13 @@ from mlcd.encoders import open_encoder
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.service.inference.engine.process import EngineFailed
 from mlcd.service.inference.engine.supervised import SupervisedEngine
-from mlcd.service.inference.served import Opening
+from mlcd.service.inference.served import EngineOptions
 from tests.unit.service.engines import until
 
 
 def engine(spec="fake:latency_ms=1", *, batch_timeout_s=10.0, **options):
     return SupervisedEngine(
-        Opening(spec, **{"max_batch": 4} | options), batch_timeout_s=batch_timeout_s
+        EngineOptions(spec, **{"max_batch": 4} | options), batch_timeout_s=batch_timeout_s
     )
 
 
@@ -152,10 +152,10 @@ async def test_a_process_that_does_not_live_long_is_started_again_after_a_pause(
 _PARENT = """
 import asyncio
 from mlcd.service.inference.engine.supervised import SupervisedEngine
-from mlcd.service.inference.served import Opening
+from mlcd.service.inference.served import EngineOptions
 
 async def main():
-    engine = SupervisedEngine(Opening("fake:latency_ms=1", 1), batch_timeout_s=1)
+    engine = SupervisedEngine(EngineOptions("fake:latency_ms=1", 1), batch_timeout_s=1)
     await engine.__aenter__()
     print(engine.pid, flush=True)
     await asyncio.sleep(60)
