@@ -4,7 +4,7 @@ An image takes 20 bytes, plus its key and the source's own columns (9 bytes in t
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, overload
@@ -119,6 +119,19 @@ class Entries(Sequence[Entry]):
         if isinstance(self._rows, range) and self._rows == range(len(own)):
             return own
         return own.take(pa.array(self._rows, pa.int64()))
+
+    def rename(self, name_of: Callable[[SampleKey], SampleKey]) -> "Entries":
+        """Returns entries with `name_of(key)` as the key of each row of the table."""
+        keys = pa.array(map(name_of, self._table["key"].to_pylist()), pa.large_string())
+        place = self._table.schema.get_field_index("key")
+        return Entries(self._table.set_column(place, "key", keys), self._rows)
+
+    def fill_nulls_with_keys(self, column: str) -> "Entries":
+        """Returns entries whose key, in bytes, replaces each null of a column of bytes."""
+        place = self._table.schema.get_field_index(column)
+        keys = self._table["key"].cast(pa.large_binary())
+        filled = pc.coalesce(self._table[column], keys)
+        return Entries(self._table.set_column(place, column, filled), self._rows)
 
     def find(self, keys: pa.ChunkedArray) -> NDArray[np.int32]:
         """Returns [n] int32: the index of each of n keys (large_string) among these entries, -1

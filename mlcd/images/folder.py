@@ -1,7 +1,7 @@
 """The sources for a folder of image files, or for some of its files."""
 
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import PurePosixPath
@@ -91,6 +91,11 @@ class FolderSource(Source):
                 key = printable(info["name"][len(self._root) + 1 :])
                 self.problems.append(ListingProblem(key, "its name ends with /, as a folder's"))
         return [info for info in objects if not info["name"].endswith("/")]
+
+    def rename(self, name_of: Callable[[SampleKey], SampleKey]) -> None:
+        # a null path stands for the key
+        self.entries = self.entries.fill_nulls_with_keys("path")
+        super().rename(name_of)
 
     def _table_of(self, files: Iterable[dict[str, Any]]) -> pa.Table:
         """Returns the files as a table, without classes.

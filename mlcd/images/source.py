@@ -3,9 +3,9 @@
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any, Self
@@ -78,6 +78,13 @@ class Source(ABC):
         chosen = copy.copy(self)
         chosen.entries = self.entries.select(indices)
         return chosen
+
+    def rename(self, name_of: Callable[[SampleKey], SampleKey]) -> None:
+        """Replaces the key of each image, and of each file that cannot be listed, by
+        `name_of(key)`.
+        """
+        self.entries = self.entries.rename(name_of)
+        self.problems = [replace(each, key=name_of(each.key)) for each in self.problems]
 
     def read(self, entry: Entry) -> bytes:
         """Returns the encoded image. Raises ImageRejected if it cannot be read. It is

@@ -33,14 +33,10 @@ _NAME_CHARS: Final = 100
 
 @dataclass(frozen=True)
 class FinishedWork:
-    """An artifact of `mlcd label` or `mlcd embed`, and the source that it was made from.
-
-    show: returns the name of an image in the result, from its key.
-    """
+    """An artifact of `mlcd label` or `mlcd embed`, and the source that it was made from."""
 
     artifact: Artifact
     source: Source
-    show: Callable[[SampleKey], str]
 
 
 def write_results(work: FinishedWork, form: str, out: IO[bytes]) -> None:
@@ -57,7 +53,7 @@ def _write_label_parquet(work: FinishedWork, out: IO[bytes]) -> None:
     writer = None
     for batch in table.iter_batches(_ROWS):
         columns = {
-            "key": pa.array(map(work.show, batch["key"].to_pylist()), pa.string()),
+            "key": batch["key"].cast(pa.string()),
             "ids": batch["ids"],
             "scores": batch["scores"].cast(pa.list_(pa.float32())),
         }
@@ -120,7 +116,7 @@ def _write_label_zip(work: FinishedWork, out: IO[bytes]) -> None:
             _write_label_parquet(work, table)
         taken: set[str] = set()
         for number, entry in enumerate(work.source.entries):
-            key = work.show(entry.key)
+            key = entry.key
             if key not in first:
                 continue
             try:
@@ -147,7 +143,7 @@ def _file_name(key: str) -> str:
 
 
 def _labels(work: FinishedWork) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yields the name of each image and its labels, best first, with the fields of /v1/labels."""
+    """Yields the key of each image and its labels, best first, with the fields of /v1/labels."""
     table = LabelTable(work.artifact)
     names = table.names
     for batch in table.iter_batches(_ROWS):
@@ -156,7 +152,7 @@ def _labels(work: FinishedWork) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             clusters, paths = row.get("clusters", ids), row.get("paths", [None] * len(ids))
             labels = zip(ids, row["scores"], clusters, paths, strict=True)
             yield (
-                work.show(row["key"]),
+                row["key"],
                 [
                     {
                         "id": id_,
@@ -174,7 +170,7 @@ def _write_embedding_parquet(work: FinishedWork, out: IO[bytes]) -> None:
     writer = None
     for keys, rows in _embedding_blocks(work):
         vectors = pa.FixedSizeListArray.from_arrays(rows.reshape(-1), rows.shape[1])
-        part = pa.table({"key": pa.array(map(work.show, keys), pa.string()), "embedding": vectors})
+        part = pa.table({"key": pa.array(keys, pa.string()), "embedding": vectors})
         writer = writer or pq.ParquetWriter(out, part.schema)
         writer.write_table(part)
     if writer is not None:
@@ -184,7 +180,7 @@ def _write_embedding_parquet(work: FinishedWork, out: IO[bytes]) -> None:
 def _write_embedding_lines(work: FinishedWork, out: IO[bytes]) -> None:
     for keys, rows in _embedding_blocks(work):
         for key, row in zip(keys, rows, strict=True):
-            line = {"key": work.show(key), "embedding": row}
+            line = {"key": key, "embedding": row}
             out.write(orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
 
 

@@ -16,6 +16,7 @@ from mlcd.artifacts.manifest import Artifact, draft_path
 from mlcd.encoders.encoder import Encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.url_options import UrlOptions
+from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
 from mlcd.locations import artifact_path
@@ -114,13 +115,14 @@ def open_shards(
     owner: str,
     part_entries: int | None = None,
     check_files: Callable[[Sequence[str]], None] = lambda _: None,
+    source: Source | None = None,
 ) -> Shards:
     """Lists the input of a job and splits it into shards of `part_entries` images, by default
     `choose_part_entries`; a `curate` job is one shard.
 
     owner: owner of the unfinished output, which is entirely in `draft_path(job.output)`.
     check_files: called with the files of a shard before they are read; its errors pass through
-    `make`.
+    `make`. source: the images at `job.input`; None opens them.
 
     Raises NotFound or InvalidInput for a missing or empty input, ConfigInvalid if labels lack
     centers of the model, or if images are at URLs and fetching is off.
@@ -128,7 +130,7 @@ def open_shards(
     out = artifact_path(job.output)
     if job.kind == "curate":
         return SelectionShards(job, _curate_inputs(job, equipment), owner, check_files)
-    source = open_source(job.input, urls=_urls(job, equipment))
+    source = source or open_source(job.input, urls=_urls(job, equipment))
     if job.kind == "label":
         check_source(source, out)
         rows = ImagesInput(

@@ -41,8 +41,9 @@ class JobRequest(_JobOptions):
     """A request for a job.
 
     input: a folder, a glob of tar shards or parquet files, or a file, at its path on the workers;
-    for `curate` jobs an embeddings artifact; for `label` and `embed` jobs also an uploaded file.
-    output: a directory that does not exist yet; null for an uploaded file, whose results are files.
+    for `curate` jobs an embeddings artifact; for all other jobs also an uploaded file.
+    output: a directory that does not exist yet. Of an uploaded file it is the name of the new
+    collection for `index` jobs, and null for the others, whose results are files.
     results: the formats of these files (default: parquet); csv, coco and zip (pictures by cluster)
     are for `label` jobs only. top, threshold, embeddings: for `label` jobs only; embeddings also
     writes the embeddings. url_column: for jobs on images; the input is a table with image URLs in
@@ -105,9 +106,10 @@ class JobProgress(WireAnswer):
 class Job(WireAnswer):
     """The current state of a batch job.
 
-    input: the path, or the id of the uploaded file. output: null for an uploaded file. results: the
-    ids of the files of a job on an uploaded file that has succeeded, by format; `errors` lists the
-    images that could not be used, if any. fingerprint: fingerprint of the model that the job needs.
+    input: the path, or the id of the uploaded file. output: of an uploaded file the name of the
+    collection, or null. results: the ids of the files of a job on an uploaded file that has
+    succeeded, by format; `errors` lists the images that could not be used, if any. fingerprint:
+    fingerprint of the model that the job needs.
     centers: digest of the center set that it needs. Options that its kind does not have are null.
     problem: why the job failed; before its end, why a shard failed or why no worker runs the job.
     """

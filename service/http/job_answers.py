@@ -17,7 +17,7 @@ def describe_job(job: jobs.Job) -> Job:
         kind=spec.kind,
         state=job.state,
         input=spec.input if spec.upload is None else PurePosixPath(spec.input).name,
-        output=spec.output if spec.upload is None else None,
+        output=_show_output(spec),
         results=_results_of(job),
         fingerprint=spec.fingerprint,
         centers=spec.centers,
@@ -28,6 +28,12 @@ def describe_job(job: jobs.Job) -> Job:
         progress=describe_progress(job),
         problem=None if job.problem is None else describe_failure(job.problem),
     )
+
+
+def _show_output(spec: jobs.JobSpec) -> str | None:
+    if spec.upload is None:
+        return spec.output
+    return PurePosixPath(spec.output).name if spec.kind == "index" else None
 
 
 def _results_of(job: jobs.Job) -> dict[str, str] | None:

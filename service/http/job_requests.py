@@ -4,9 +4,10 @@ import hashlib
 from dataclasses import replace
 from typing import Final
 
+from mlcd.collections.item import check_name
 from mlcd.label_job import OPTIONS, OPTIONS_OF, LabelJob
 from mlcd.service.errors import BadRequest
-from mlcd.service.jobs.files import JOB_FOLDER_PREFIX, FileStore, new_id
+from mlcd.service.jobs.files import JOB_FOLDER_PREFIX, FileStore, collections_beside, new_id
 from mlcd.service.jobs.job import ERRORS, JobSpec, UploadedInput
 from mlcd.service.jobs.roots import Roots
 from mlcd.wire.queued_jobs import JobRequest, ResultFormat, UploadedImages
@@ -27,7 +28,7 @@ def read_job(body: JobRequest) -> LabelJob:
             kinds = [other_kind for other_kind, options in OPTIONS_OF.items() if name in options]
             raise BadRequest(f"{name} is an option of {' and '.join(kinds)} jobs only", param=name)
     if isinstance(body.input, UploadedImages):
-        fields |= {"input": body.input.file, "output": ""}
+        fields |= {"input": body.input.file, "output": body.output or ""}
     elif body.output is None:
         raise BadRequest("output is required where the input is a path", param="output")
     elif body.results is not None:
@@ -41,9 +42,19 @@ def read_job(body: JobRequest) -> LabelJob:
 
 
 def _check_upload(body: JobRequest, job: LabelJob) -> None:
-    if body.kind not in ("label", "embed"):
-        raise BadRequest("a job on an uploaded file must be of kind label or embed", param="kind")
-    if body.output is not None:
+    if body.kind not in ("label", "embed", "index"):
+        raise BadRequest(
+            "a job on an uploaded file must be of kind label, embed or index", param="kind"
+        )
+    if body.kind == "index":
+        if body.output is None:
+            raise BadRequest("output must be the name of the new collection", param="output")
+        if body.results is not None:
+            raise BadRequest(
+                "an index job has no results but its collection, got results", param="results"
+            )
+        check_name(body.output)
+    elif body.output is not None:
         raise BadRequest(
             "output must not be set for an uploaded file: its results are stored as files",
             param="output",
@@ -68,13 +79,18 @@ def place_upload(
             f"the file must have the purpose images, got {file.purpose}", param="input"
         )
     token = new_id("") if key is None else hashlib.sha256(key.encode()).hexdigest()[:_TOKEN_CHARS]
-    forms = [*(body.results or ["parquet"]), ERRORS]
+    if spec.kind == "index":
+        forms, output = [ERRORS], collections_beside(files.folder) / spec.output
+        output.parent.mkdir(exist_ok=True)
+    else:
+        forms = [*(body.results or ["parquet"]), ERRORS]
+        output = files.folder / f"{JOB_FOLDER_PREFIX}{token}"
     path = str(files.path(file.id))
     Roots([str(files.folder)]).check_input(path)
     return replace(
         spec,
         input=path,
-        output=str(files.folder / f"{JOB_FOLDER_PREFIX}{token}"),
+        output=str(output),
         upload=UploadedInput(
             file.filename, owner, {form: f"file-{token}.{form}" for form in forms}
         ),

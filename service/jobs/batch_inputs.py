@@ -20,7 +20,7 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.service.errors import BadRequest
 from mlcd.service.jobs.batches import InputFault
-from mlcd.service.jobs.uploaded_images import name_in_upload
+from mlcd.service.jobs.uploaded_images import open_upload
 
 MISSING: Final = InputFault("missing_input", "the input file was deleted")
 _MAX_FAULTS: Final = 50  # of an input that are reported
@@ -82,12 +82,9 @@ def read_requests(
     if not holds_images(source.name):
         yield from _read_lines(source, num_done)
         return
-    images = open_source(str(source))
+    images = open_upload(source, filename)
     for entry in islice(images.entries, num_done, None):
-        yield InputRequest(
-            name_in_upload(entry.key, source, filename),
-            partial(_embed_image, images, entry, endpoint, model),
-        )
+        yield InputRequest(entry.key, partial(_embed_image, images, entry, endpoint, model))
 
 
 def _count_images(source: Path, max_requests: int) -> tuple[int, list[InputFault]]:

@@ -121,11 +121,19 @@ def _read_formats(
     callback=_read_formats,
     help=f"Of uploaded IMAGES: {', '.join(get_args(ResultFormat))}.  [default: parquet]",
 )
+@click.option("--collection", help="Of uploaded IMAGES with --kind index: the new collection.")
 @click.option("--watch", "follow", is_flag=True, help="Go on as `mlcd jobs watch` does.")
 @_json_option
 @_with_client
 def submit(
-    client: "Jobs", images: str, out: str | None, *, follow: bool, as_json: bool, **options: Any
+    client: "Jobs",
+    images: str,
+    out: str | None,
+    *,
+    collection: str | None,
+    follow: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Have all IMAGES (a folder, a glob of tar shards or parquet files; of `curate` jobs an
     embeddings artifact) worked on, into the new directory OUT.
@@ -140,7 +148,9 @@ def submit(
     reporter = _reporter(as_json=as_json)
     options["issues"] = options["issues"] or None
     if out is None:
-        job = client.submit(_upload(client, images), **options)
+        job = client.submit(_upload(client, images), collection, **options)
+    elif collection is not None:
+        raise click.UsageError("--collection is for uploaded IMAGES: omit it, or omit OUT")
     else:
         job = client.submit(_place(images), _place(out), **options)
     if follow:

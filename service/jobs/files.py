@@ -391,6 +391,11 @@ def folder_of_files(settings: Settings) -> Path | None:
     return None if state is None else Path(os.path.realpath(state)) / "files"
 
 
+def collections_beside(files: Path) -> Path:
+    """Returns the folder of the server's collections, beside that of its files."""
+    return files.parent / "collections"
+
+
 def new_id(prefix: str) -> str:
     """Returns a new id; ids of one prefix are in the order of their creation."""
     return f"{prefix}{time.time_ns() // 1000:014x}{secrets.token_hex(5)}"

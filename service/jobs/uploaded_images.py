@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from mlcd.errors import InvalidInput
 from mlcd.images.decode import format_of
 from mlcd.images.names import printable
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
 
 _IMAGES_REMEDY: Final = "send one image, or a zip, tar or parquet file of images"
 _MAX_RATIO: Final = 100  # of unpacked to packed bytes, for more than _FREE_BYTES unpacked bytes
@@ -63,13 +65,14 @@ def check_images(path: Path, limits: ArchiveLimits) -> str:
     return _suffix_of_image(head)
 
 
-def name_in_upload(key: str, stored: Path, filename: str) -> str:
-    """Returns the name of an image in an upload, as its owner knows it.
+def open_upload(path: Path, filename: str) -> Source:
+    """Opens an upload with the keys that its owner knows: the stored file has another name.
 
-    key: that of the stored file, whose name is not the owner's. filename: the owner's name of the
-    file.
+    filename: the owner's name of the file. Raises what `open_source` raises.
     """
-    return filename if key == stored.name else key.removeprefix(f"{stored.stem}/")
+    source = open_source(str(path))
+    source.rename(lambda key: filename if key == path.name else key.removeprefix(f"{path.stem}/"))
+    return source
 
 
 def _check(

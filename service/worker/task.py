@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlcd.locations import artifact_path, is_url
 from mlcd.pipelines.shard import Equipment, Shards, discard, open_shards
 from mlcd.service.jobs.job import MAX_ATTEMPTS, JobSpec, Work
 from mlcd.service.jobs.roots import Roots
+from mlcd.service.jobs.uploaded_images import open_upload
 from mlcd.service.worker.failures import EngineDown, OtherCenters, Stopped
 from mlcd.service.worker.upload_results import UploadResults
 from mlcd.types import Fingerprint
@@ -166,6 +168,7 @@ class TaskRunner:
         if shards is None or work.stage == "plan":
             self._check_centers(work)
             source, roots = work.spec.input, self._roots_of(work.spec)
+            upload = work.spec.upload
             reads_images = work.spec.kind != "curate"
             if reads_images:
                 roots.check_archives(source)
@@ -175,6 +178,7 @@ class TaskRunner:
                 owner=work.job_id,
                 part_entries=self._shard_images,
                 check_files=roots.check_files_of(source) if reads_images else roots.check_files,
+                source=None if upload is None else open_upload(Path(source), upload.filename),
             )
             if work.stage != "plan":
                 shards.check()

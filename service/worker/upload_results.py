@@ -1,7 +1,6 @@
 """The work of jobs on uploaded files: their place, and the files that their results become."""
 
 import io
-import json
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -10,12 +9,11 @@ from typing import IO, Any, cast
 from mlcd.artifacts.embeddings import ERRORS as ERRORS_FILE
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ConfigInvalid, NotFound
-from mlcd.images.sources import open_source
 from mlcd.pipelines.result_files import FinishedWork, write_results
-from mlcd.service.jobs.files import FileDraft, FileStore
+from mlcd.service.jobs.files import FileDraft, FileStore, collections_beside
 from mlcd.service.jobs.job import ERRORS, JobSpec, UploadedInput
 from mlcd.service.jobs.roots import Roots
-from mlcd.service.jobs.uploaded_images import name_in_upload
+from mlcd.service.jobs.uploaded_images import open_upload
 
 
 class OtherFiles(ConfigInvalid):
@@ -37,10 +35,17 @@ class UploadResults:
                 f"the job's file is in {Path(spec.input).parent}, which this worker does not use",
                 remedy="start one with the MLCD_STATE_DIR of the server",
             )
-        return Roots([str(self._files.folder)])
+        places = [self._files.folder]
+        if spec.kind == "index":
+            places.append(collections_beside(self._files.folder))
+        return Roots([str(place) for place in places])
 
     def are_written(self, upload: UploadedInput) -> bool:
-        """Returns whether all results of the job are files already."""
+        """Returns whether the job has results, and all are files already; those of an index job are
+        its collection alone.
+        """
+        if upload.results.keys() == {ERRORS}:
+            return False
         try:
             for form, file_id in upload.results.items():
                 if form != ERRORS:
@@ -50,33 +55,32 @@ class UploadResults:
         return True
 
     def write(self, spec: JobSpec) -> None:
-        """Writes the results of a job whose artifact is published.
+        """Writes the results of a job whose artifact or collection is published.
 
         Raises what `FileDraft.write` raises.
         """
         assert spec.upload is not None
-        artifact = open_artifact(Path(spec.output))
-        source = open_source(spec.input)
-        work = FinishedWork(artifact, source, lambda key: _show_key(key, spec))
-        stem = Path(spec.upload.filename).stem
+        stem, errors = Path(spec.upload.filename).stem, Path(spec.output) / ERRORS_FILE
         # the errors first, as `are_written` asks for the other results alone
         for form, file_id in sorted(
             spec.upload.results.items(), key=lambda item: item[0] != ERRORS
         ):
-            errors = artifact.path / ERRORS_FILE
             if form == ERRORS and not (errors.is_file() and errors.stat().st_size):
                 continue
             with self._store.begin(spec.upload.owner, file_id=file_id) as draft:
-                if form == ERRORS:
-                    _write_errors(errors, draft, spec)
-                else:
-                    with closing(_DraftStream(draft)) as stream:
+                with closing(_DraftStream(draft)) as stream:
+                    if form == ERRORS:
+                        stream.write(errors.read_bytes())
+                    else:
+                        source = open_upload(Path(spec.input), spec.upload.filename)
+                        work = FinishedWork(open_artifact(Path(spec.output)), source)
                         write_results(work, form, cast("IO[bytes]", stream))
                 draft.finish(f"{stem}.{_SUFFIXES.get(form, form)}", "job_output")
 
     def clear(self, spec: JobSpec) -> None:
         """Removes the artifact that the results were written from."""
-        shutil.rmtree(spec.output, ignore_errors=True)
+        if spec.kind != "index":
+            shutil.rmtree(spec.output, ignore_errors=True)
 
     @property
     def _store(self) -> FileStore:
@@ -98,16 +102,3 @@ class _DraftStream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         return self._draft.write(bytes(data))
-
-
-def _write_errors(listed: Path, draft: FileDraft, spec: JobSpec) -> None:
-    with listed.open(encoding="utf-8") as lines:
-        for line in lines:
-            error = json.loads(line)
-            error["key"] = _show_key(error["key"], spec)
-            draft.write(json.dumps(error).encode() + b"\n")
-
-
-def _show_key(key: str, spec: JobSpec) -> str:
-    assert spec.upload is not None
-    return name_in_upload(key, Path(spec.input), spec.upload.filename)

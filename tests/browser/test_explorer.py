@@ -435,6 +435,32 @@ def test_an_archive_of_this_computer_is_uploaded_labeled_and_downloaded(
     page.problems.clear()  # the browser's own line about the refusal
 
 
+def test_an_archive_of_this_computer_is_a_collection_on_the_wall(
+    walk, page, explored, photographs, centers, tmp_path
+):
+    archive = Path(shutil.make_archive(str(tmp_path / "mine"), "zip", photographs))
+    walk(explored, "#/jobs")
+    page.until("document.querySelector('.submit select')")
+    page.value(
+        "{const kind = document.querySelector('.submit select'); kind.value = 'index';"
+        " kind.dispatchEvent(new Event('change', {bubbles: true}))}"
+    )
+    page.choose(".submit input[type=file]", archive)
+    page.shows("mine.zip", within=".submit .chip")
+    page.until("document.querySelector('.submit input[name=output]').placeholder === 'pictures'")
+    page.type(".submit input[name=output]", "mine")
+    page.click(".submit button", "Submit")
+    page.shows("queued", within=".state")
+    done = run_mlcd(
+        *("worker", "--model", "hog", "--centers", centers, "--state", explored.state, "--drain"),
+        env={**os.environ, "MLCD_JOBS__ROOTS": str(explored.roots)},
+    )
+    assert done.returncode == 0, done.stderr
+    page.click("button", "Show the pictures")
+    page.until("location.hash === '#/clusters?collection=mine'")
+    page.until("document.querySelectorAll('main img').length > 5")
+
+
 def test_a_curation_is_submitted_with_what_the_form_says(walk, page, explored, photographs):
     embeddings = explored.roots / "embeddings"
     assert run_mlcd("embed", photographs, embeddings, "--model", "hog").returncode == 0

@@ -191,7 +191,11 @@ def test_refusals_name_what_is_required(place, scans):
     requests = place.uploaded(b"{}\n", "a.jsonl", purpose="batch")
     for changes, status, text in (
         ({"output": "/x"}, 400, "results are stored as files"),
-        ({"kind": "index"}, 400, "must be of kind label or embed"),
+        ({"kind": "curate"}, 400, "must be of kind label, embed or index"),
+        ({"kind": "index"}, 400, "must be the name of the new collection"),
+        ({"kind": "index", "output": "a/b"}, 422, "name"),
+        ({"kind": "index", "output": "..", "results": None}, 422, "name"),
+        ({"kind": "index", "output": "a", "results": ["csv"]}, 400, "no results but its"),
         ({"kind": "embed", "results": ["csv"]}, 400, "parquet or jsonl, got csv"),
         ({"results": ["xml"]}, 400, "results"),
         ({"results": []}, 400, "results"),
@@ -220,6 +224,49 @@ def test_refusals_name_what_is_required(place, scans):
         assert place.upload(content).status_code == 422
     assert place.upload(zipped(scans), purpose="other").status_code == 400
     assert sorted((place.state / "files").glob("file-*")) == before
+
+
+def test_an_upload_becomes_a_collection_that_the_server_searches(place, scans):
+    content = packed_tar(scans)
+    file_id = place.uploaded(content, "scans.tar")
+    submitted = place.submit(file_id, kind="index", output="scans", key="scans").json()
+    place.work()
+    job = place.job(submitted["id"])
+    assert (job["state"], job["output"], job["results"]) == ("succeeded", "scans", {})
+    described = place.client.get("/v1/collections/scans").json()
+    assert (described["items"], described["thumbnails"]["items"]) == (20, 20)
+    picture = sorted(scans.rglob("*.png"))[3]
+    answer = place.client.post(
+        "/v1/collections/scans/search?top=1", files=files(picture.read_bytes())
+    ).json()
+    (match,) = answer["results"][0]["matches"]
+    assert match["id"] == picture.stem
+    assert not list((place.state / "files").glob("job-*"))
+    again = place.submit(file_id, kind="index", output="scans", key="scans")
+    assert (again.status_code, again.json()["id"]) == (200, job["id"])
+    taken = place.submit(file_id, kind="index", output="scans")
+    assert (taken.status_code, "the collection scans exists" in taken.text) == (409, True)
+
+    (place.state / "scans.zip").write_bytes(zipped(scans))
+    arguments = ("jobs", "submit", place.state / "scans.zip", "--url", place.server.url)
+    options = ("--kind", "index", "--collection")
+    assert run_mlcd(*arguments, *options, "by-command").returncode == 0
+    refused = run_mlcd(*arguments, *options, "scans")
+    assert (refused.returncode, "the collection scans exists" in refused.stderr) == (2, True)
+    place.work()
+    assert place.client.get("/v1/collections/by-command").json()["items"] == 20
+    assert place.client.delete("/v1/collections/by-command").json()["outcome"] == "deleted"
+
+    broken = place.uploaded(zipped(scans, **{"broken.png": BROKEN}))
+    job_id = place.submit(broken, kind="index", output="more").json()["id"]
+    place.work()
+    (error,) = map(json.loads, place.result(job_id, "errors").splitlines())
+    assert error["key"] == "broken.png"
+    canceled = place.submit(broken, kind="index", output="none").json()["id"]
+    place.client.delete(f"/v1/jobs/{canceled}")
+    place.work()
+    names = {path.name for path in (place.state / "collections").iterdir()}
+    assert names == {"scans", "more"}
 
 
 def test_a_key_of_idempotency_gives_the_job_of_the_first_request(place, scans):

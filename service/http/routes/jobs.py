@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -99,7 +99,7 @@ async def submit(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Job:
     """Submits a job that labels, embeds or indexes all images of an input that workers can read, or
-    curates embeddings. It labels and embeds uploaded images, too.
+    curates embeddings. It labels, embeds and indexes uploaded images, too.
 
     The job is done with the model that is served now. A second request with one Idempotency-Key
     gets the job of the first.
@@ -107,6 +107,12 @@ async def submit(
     service = _job_service(resources)
     spec, key = _spec(read_job(body), request, resources), _key_of_client(request, idempotency_key)
     if isinstance(body.input, UploadedImages):
+        if spec.kind == "index" and resources.settings.collections.store is not None:
+            raise Conflict(
+                "an uploaded file cannot become a collection here: this server keeps its"
+                " collections in a database",
+                remedy="add the images by POST /v1/collections/{name}/items",
+            )
         place = partial(
             place_upload, require_batches(resources).files, spec, body, owner_of(request)
         )
@@ -347,6 +353,9 @@ def _accept(
         return earlier, False
     if spec.upload is None:
         _check_places(service.roots, spec)
+    elif spec.kind == "index" and Path(spec.output).exists():
+        name = Path(spec.output).name
+        raise Conflict(f"the collection {name} exists", remedy="give another name")
     return service.queue.submit(spec, key=key, owner=None if client is None else client.id)
 
 

@@ -7,10 +7,10 @@ import { connection } from "../connection";
 import { FINISHED, useJob } from "../events";
 import { useLoaded } from "../loaded";
 import { Failure, Heading, Loading, Once } from "../parts";
-import { href } from "../route";
+import { go, href } from "../route";
 import { count, counted, when } from "../text";
 import { download } from "../uploads";
-import type { Failures, Job } from "../wire";
+import type { Failures, Info, Job } from "../wire";
 import { Progress, State } from "./jobs";
 
 const MOST_FAILURES = 200;
@@ -32,7 +32,8 @@ export function JobView({ id }: { id: string }) {
       {error && <Failure error={error} again={connection.refresh} />}
       {!job && !error && <Loading />}
       {job && <Described job={job} />}
-      {job?.results && <Results files={job.results} />}
+      {job?.results && job.output && <Pictures collection={job.output} />}
+      {job?.results && Object.keys(job.results).length > 0 && <Results files={job.results} />}
       {job && <Reasons job={job} />}
     </>
   );
@@ -109,6 +110,22 @@ function Described({ job }: { job: Job }) {
         )}
       </dl>
     </>
+  );
+}
+
+/** The way to the collection that a job on uploaded images made. */
+function Pictures({ collection }: { collection: string }) {
+  const look = async () => {
+    const { centers } = await askJson<Info>("v1/info");
+    connection.refresh(); // the collection is new to the other views
+    go(href([centers ? "clusters" : "map"], { collection }));
+  };
+  return (
+    <p class="tools">
+      <button type="button" onClick={() => void look()}>
+        Show the pictures
+      </button>
+    </p>
   );
 }
 

@@ -20,8 +20,11 @@ const KINDS: Record<Kind, { gives: string; output: string }> = {
 };
 const ISSUES = ["odd-size", "odd-aspect", "dark", "light", "low-information", "blurry"];
 
-const OF_UPLOADS: Kind[] = ["label", "embed"];
-const FORMATS = { label: ["parquet", "csv", "jsonl", "coco", "zip"], embed: ["parquet", "jsonl"] };
+const OF_UPLOADS: Kind[] = ["label", "embed", "index"];
+const FORMATS: Partial<Record<Kind, string[]>> = {
+  label: ["parquet", "csv", "jsonl", "coco", "zip"],
+  embed: ["parquet", "jsonl"],
+};
 
 export function Submit() {
   const [kind, setKind] = useState<Kind>("label");
@@ -39,8 +42,7 @@ export function Submit() {
         const tell = (share: number) => setTold(`Uploading, ${Math.round(100 * share)} %`);
         tell(0);
         json.input = { file: await upload(uploaded, tell) };
-        json.output = undefined;
-        json.results = form.getAll("results");
+        if (kind !== "index") json.results = form.getAll("results");
       }
       const job = await askJson<Job>("v1/jobs", { json });
       archive.set(null);
@@ -85,7 +87,7 @@ export function Submit() {
             </button>
           </p>
         )}
-        {uploaded ? <Results formats={FORMATS[kind as keyof typeof FORMATS]} /> : <Places kind={kind} />}
+        {uploaded ? <UploadOutput formats={FORMATS[kind]} /> : <Places kind={kind} />}
         {kind === "label" && <OfLabels />}
         {kind === "curate" && <OfCuration />}
         <button disabled={told !== ""}>Submit</button>
@@ -119,16 +121,22 @@ const Places = ({ kind }: { kind: Kind }) => (
   </>
 );
 
-const Results = ({ formats }: { formats: string[] }) => (
-  <fieldset>
-    <legend>Results</legend>
-    {formats.map((format, index) => (
-      <label class="choice" key={format}>
-        <input type="checkbox" name="results" value={format} defaultChecked={index === 0} /> {format}
-      </label>
-    ))}
-  </fieldset>
-);
+/** What a job on an upload makes: files of some formats, or a collection. */
+const UploadOutput = ({ formats }: { formats?: string[] }) =>
+  formats ? (
+    <fieldset>
+      <legend>Results</legend>
+      {formats.map((format, index) => (
+        <label class="choice" key={format}>
+          <input type="checkbox" name="results" value={format} defaultChecked={index === 0} /> {format}
+        </label>
+      ))}
+    </fieldset>
+  ) : (
+    <Field label="Name of the new collection">
+      {(id) => <input id={id} name="output" required placeholder="pictures" size={32} />}
+    </Field>
+  );
 
 /** The body of the request: the fields of the form that are filled in. */
 function request(kind: Kind, given: FormData) {
@@ -148,7 +156,7 @@ function request(kind: Kind, given: FormData) {
       report: checked("report"),
     },
   };
-  return { kind, input: text("input"), output: text("output"), ...options[kind] };
+  return { kind, input: text("input"), output: text("output") || undefined, ...options[kind] };
 }
 
 type Bounds = { min: number; max?: number; step?: "any"; placeholder?: string };
