@@ -5,6 +5,7 @@ import sys
 import traceback
 from importlib import import_module
 from importlib.metadata import entry_points
+from keyword import iskeyword
 from typing import Any, Final
 
 import click
@@ -26,6 +27,7 @@ _COMMANDS: Final = {
     "embed": "embed_images",
     "export": "export_model",
     "extract": "extract_images",
+    "import": "import_vectors",
     "index": "index_embeddings",
     "label": "label_images",
     "name": "name_clusters",
@@ -53,7 +55,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
             module = import_module(f"mlcd.commands.{_COMMANDS[cmd_name]}")
-            own: click.Command = getattr(module, cmd_name)
+            own: click.Command = getattr(
+                module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+            )
             return own
         for point in _find_plugins():
             if point.name == cmd_name:

@@ -13,7 +13,7 @@ from mlcd.artifacts.addition import first_part_after
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.given_names import read_given_names
 from mlcd.artifacts.labels import LabelTable
-from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, measure, open_artifact
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, open_artifact
 from mlcd.artifacts.name_evidence import read_evidence
 from mlcd.collections.collection import Collection
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
@@ -21,6 +21,7 @@ from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.locations import is_url
 from mlcd.models.weight_files import digest_of_weights
+from mlcd.pipelines.vector_files import digest_of_vectors
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ def _walk_parent(
     if parent.role == "weights":
         yield _check_weights([base / parent.path for base in bases], artifact, parent)
         return
-    if parent.role == "texts":
-        yield _check_texts(artifact, parent)
+    if parent.role in ("texts", "vectors"):
+        yield _check_file(artifact, parent)
         return
     path = next((base / parent.path for base in bases if (base / parent.path).exists()), None)
     if path is None:
@@ -163,16 +164,16 @@ def _check_weights(places: list[Path], artifact: Artifact, parent: Parent) -> Fi
     return Finding(str(path), "weights", True, f"digest {parent.digest[:12]}")
 
 
-def _check_texts(artifact: Artifact, parent: Parent) -> Finding:
-    """Checks the file that texts were read from, byte for byte."""
+def _check_file(artifact: Artifact, parent: Parent) -> Finding:
+    """Checks the file of texts or vectors that an artifact was made from, byte for byte."""
     path = Path(os.path.normpath(artifact.path.resolve() / parent.path))
-    if not path.is_file():
-        return Finding(parent.path, "texts", False, "not on this machine, not checked")
-    if measure(path).sha256 != parent.digest:
+    if not path.exists():
+        return Finding(parent.path, parent.role, False, "not on this machine, not checked")
+    if digest_of_vectors(path) != parent.digest:
         raise ArtifactInvalid(
-            f"{path} does not contain the texts that {artifact.path} was made from"
+            f"{path} does not contain the {parent.role} that {artifact.path} was made from"
         )
-    return Finding(str(path), "texts", True, f"digest {parent.digest[:12]}")
+    return Finding(str(path), parent.role, True, f"digest {parent.digest[:12]}")
 
 
 def _check_urls(artifact: Artifact, location: str, parent: Parent) -> Finding:
