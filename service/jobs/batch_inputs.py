@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
 
 import orjson
 import pybase64
 from pydantic import BaseModel, Field, ValidationError
 
 from mlcd.errors import MlcdError
-from mlcd.images.entries import Entry
-from mlcd.images.source import Source
-from mlcd.images.sources import open_source
 from mlcd.service.errors import BadRequest
 from mlcd.service.jobs.batches import InputFault
 from mlcd.service.jobs.uploaded_images import open_upload
+
+if TYPE_CHECKING:
+    from mlcd.images.entries import Entry
+    from mlcd.images.source import Source
 
 MISSING: Final = InputFault("missing_input", "the input file was deleted")
 _MAX_FAULTS: Final = 50  # of an input that are reported
@@ -91,7 +92,7 @@ def _count_images(source: Path, max_requests: int) -> tuple[int, list[InputFault
     if not source.exists():
         return 0, [MISSING]
     try:
-        images = open_source(str(source))
+        images = open_upload(source, source.name)
         num = len(images.entries)
     except MlcdError:
         images = None
@@ -105,7 +106,7 @@ def _count_images(source: Path, max_requests: int) -> tuple[int, list[InputFault
     return num, []
 
 
-def _embed_image(images: Source, entry: Entry, endpoint: str, model: str) -> bytes:
+def _embed_image(images: "Source", entry: "Entry", endpoint: str, model: str) -> bytes:
     """Returns the body of a request with the image as a data-URI."""
     payload = pybase64.b64encode(images.read(entry)).decode()
     uri = f"data:application/octet-stream;base64,{payload}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Final, NoReturn, cast
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, NoReturn, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from mlcd.errors import InvalidInput
 from mlcd.images.decode import format_of
 from mlcd.images.names import printable
-from mlcd.images.source import Source
-from mlcd.images.sources import open_source
+
+if TYPE_CHECKING:  # imports the readers of all sources, which servers need for uploads alone
+    from mlcd.images.source import Source
 
 _IMAGES_REMEDY: Final = "send one image, or a zip, tar or parquet file of images"
 _MAX_RATIO: Final = 100  # of unpacked to packed bytes, for more than _FREE_BYTES unpacked bytes
@@ -65,11 +66,13 @@ def check_images(path: Path, limits: ArchiveLimits) -> str:
     return _suffix_of_image(head)
 
 
-def open_upload(path: Path, filename: str) -> Source:
+def open_upload(path: Path, filename: str) -> "Source":
     """Opens an upload with the keys that its owner knows: the stored file has another name.
 
     filename: the owner's name of the file. Raises what `open_source` raises.
     """
+    from mlcd.images.sources import open_source
+
     source = open_source(str(path))
     source.rename(lambda key: filename if key == path.name else key.removeprefix(f"{path.stem}/"))
     return source
