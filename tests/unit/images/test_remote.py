@@ -245,7 +245,10 @@ def test_a_streamed_file_reads_as_a_file_does(store):
         (PermissionError("SECRET"), "access to s3://b/x was denied: set the store's credentials"),
         (type("NoCredentialsError", (Exception,), {})("SECRET"), "s3://b/x requires credentials"),
         (type("HttpError", (Exception,), {"code": 404})("SECRET"), "s3://b/x does not exist"),
-        (type("AzureError", (Exception,), {"status_code": 403})("SECRET"), "s3://b/x is refused"),
+        (
+            type("AzureError", (Exception,), {"status_code": 403})("SECRET"),
+            "to s3://b/x was denied",
+        ),
         (type("AnyError", (Exception,), {"code": 503})("SECRET"), "s3://b/x cannot be reached"),
         (
             OSError(5, "SECRET"),
