@@ -93,7 +93,7 @@ class CollectionShards:
             except InvalidInput as error:
                 raise InvalidInput(
                     f"{_shorten(key)} of {self._source.location} cannot be an item of a collection",
-                    remedy=f"shorten its name or class, or leave it out ({error.remedy})",
+                    remedy=f"shorten its name or class, or leave it out ({error.message})",
                 ) from error
 
     def _prepare_draft(self, *, claim_draft: bool = False) -> bool:
