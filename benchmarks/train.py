@@ -223,7 +223,7 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             first = run * (options.steps + WARM_UP + config.data.prefetch_steps)
             with (
                 Loader(dataset, config, **place, start_step=first) as loader,
-                state.copies.prefetch_first(iter(loader)) as steps,
+                state.copies.prefetch_first_images(iter(loader)) as steps,
             ):
                 batches = itertools.islice(steps, config.data.prefetch_steps, None)
                 form = ours("loader", state, batches, config)

@@ -55,7 +55,7 @@ from mlcd.types import (
     ShortRepr,
     as_array,
     cosines,
-    least_product,
+    min_dot_product,
     unit_rows,
 )
 
@@ -272,8 +272,8 @@ def load_model(
     exif: ExifPolicy | None = None,
     decode: DecodeMode | None = None,
 ) -> Model:
-    """Opens a model: an artifact of `mlcd export`, other weights, an .onnx file with its JSON,
-    "hog" or "pixels".
+    """Opens a model: an artifact of `mlcd export`, weights in another supported format, an .onnx
+    file with its preprocessing JSON, "hog" or "pixels".
 
     num_threads: number of threads; 0 uses every core available to this process. exif, decode:
     override the model's preprocessing. Raises NotFound, ConfigInvalid or ArtifactInvalid, naming
@@ -304,9 +304,9 @@ def embed(
     source = open_source(os.fspath(images))
     with _open_model(model) as opened, _output_path(out) as path:
         artifact = embedding.embed(source, opened.encoder, path, _reporter(shown=progress))
-        read = EmbeddingsArtifact(artifact)
+        rows = EmbeddingsArtifact(artifact)
         return EmbeddedImages(
-            read.keys, read.class_names, read.load(), read.skipped(), read.fingerprint
+            rows.keys, rows.class_names, rows.load(), rows.skipped(), rows.fingerprint
         )
 
 
@@ -328,8 +328,8 @@ def embed_texts(
     file = read_texts(texts)
     with _open_texts_of(model) as encoder, _output_path(out) as path:
         artifact = text_embedding.embed_texts(file, encoder, path, _reporter(shown=progress))
-        read = EmbeddingsArtifact(artifact)
-        return EmbeddedTexts(read.keys, read.load(), read.skipped(), read.fingerprint)
+        rows = EmbeddingsArtifact(artifact)
+        return EmbeddedTexts(rows.keys, rows.load(), rows.skipped(), rows.fingerprint)
 
 
 def cluster(
@@ -461,7 +461,7 @@ def _cluster_rows(rows: NDArray[Any], options: clustering.ClusterOptions) -> Cen
     mean = unit.mean(axis=0, dtype=np.float64).astype(np.float32) if options.subtract_mean else None
     aligned = unit if mean is None else unit_rows(unit - mean)
     clustering_result = kmeans(
-        [aligned], options.num_clusters, iterations=options.passes, seed=options.seed
+        [aligned], options.num_clusters, iterations=options.num_iterations, seed=options.seed
     )
     return Centers(clustering_result.centers, clustering_result.sizes, fingerprint="", mean=mean)
 
@@ -472,7 +472,7 @@ def _label_rows(
     top: int,
     threshold: float | None,
 ) -> Labels:
-    min_product = None if threshold is None else least_product(threshold)
+    min_product = None if threshold is None else min_dot_product(threshold)
     if not isinstance(centers, str | os.PathLike | Centers):
         unit = unit_rows(as_array(centers))
         neighbors, names = nearest_centers(unit_rows(rows), unit, top, min_product), None

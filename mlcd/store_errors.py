@@ -6,7 +6,7 @@ from fsspec import available_protocols
 
 from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError, NotFound, Unavailable
 
-_RIGHTS: Final = "give this process the rights, by its environment or its profile"
+_SET_CREDENTIALS: Final = "set the store's credentials in the environment or in a profile"
 _LACKS_CREDENTIALS: Final = frozenset(
     {"NoCredentialsError", "CredentialRetrievalError", "PartialCredentialsError", "ProfileNotFound"}
 )
@@ -32,13 +32,11 @@ def translate_error(place: str, error: Exception) -> MlcdError:
     if isinstance(error, MlcdError):
         return error
     if isinstance(error, FileNotFoundError) or _status(error) == 404:
-        return NotFound(
-            f"{place} does not exist", remedy="see whether its place and its name are right"
-        )
+        return NotFound(f"{place} does not exist", remedy="check the bucket and the path")
     if isinstance(error, PermissionError) or _status(error) in (401, 403):
-        return InvalidInput(f"{place} is refused to this process", remedy=_RIGHTS)
+        return InvalidInput(f"access to {place} was denied", remedy=_SET_CREDENTIALS)
     if type(error).__name__ in _LACKS_CREDENTIALS:
-        return InvalidInput(f"{place} asks for credentials", remedy=_RIGHTS)
+        return InvalidInput(f"{place} requires credentials", remedy=_SET_CREDENTIALS)
     return Unavailable(
         f"{place} cannot be reached ({type(error).__name__})",
         remedy="see whether its store is up, and run the same command again",
@@ -48,7 +46,7 @@ def translate_error(place: str, error: Exception) -> MlcdError:
 def cannot_open_error(url: str) -> MlcdError:
     """Returns the error for a URL that fsspec cannot open."""
     if url.partition("://")[0] in available_protocols():  # Azure's file system requires an account
-        return InvalidInput(f"{url} asks for credentials", remedy=_RIGHTS)
+        return InvalidInput(f"{url} requires credentials", remedy=_SET_CREDENTIALS)
     return ConfigInvalid(
         f"a location must be a path or a URL of a supported store, got {url}",
         remedy="give a path, or a URL as s3://…",

@@ -126,8 +126,8 @@ def cosines(products: NDArray[np.floating]) -> NDArray[np.float32]:
     return rounded
 
 
-def least_product(threshold: float) -> float:
-    """Returns the least product of unit rows whose cosine, by `cosines`, reaches a threshold.
+def min_dot_product(threshold: float) -> float:
+    """Returns the smallest dot product of unit rows that `cosines` rounds to at least a threshold.
 
     Cosines compare in float32, so a similarity from an answer can be used as the threshold.
     """

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mlcd.clustering.cells import SLACK, PivotCells, Take, find_cells
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.heads import main_directions
-from mlcd.types import Embeddings, least_product
+from mlcd.types import Embeddings, min_dot_product
 
 _BLOCK_ROWS: Final = 2048
 _HEADS: Final = (64, 192)
@@ -74,7 +74,7 @@ class PairSearch:
         all pairs. tick: called between tiles; may raise to stop the search.
         """
         self._take, self._num_own = take, num_own
-        self._least = max(-1.0, least_product(similarity))
+        self._least = max(-1.0, min_dot_product(similarity))
         self._tick = tick
         self.cells: PivotCells = find_cells(num_rows, take, math.acos(self._least), tick=tick)
         dimension = take(np.empty(0, np.int64)).shape[1]

@@ -39,20 +39,23 @@ class NearestMembers:
         sorted_center_ids = center_ids[order]
         starts = np.searchsorted(sorted_center_ids, sorted_center_ids)
         rank = np.arange(len(order)) - starts
-        # Every touched center keeps at least as many entries as it had.
+        # Each touched center contributes num_each old entries, so it keeps exactly num_each.
         chosen = order[rank < num_each]
         self.rows[touched] = candidate_rows[chosen].reshape(-1, num_each)
         self.scores[touched] = candidate_scores[chosen].reshape(-1, num_each)
 
     def gather(self, world: World) -> None:
         """Merges the rows of all processes; afterwards all processes have the same rows."""
-        own = (self.rows.copy(), self.scores.view(np.int64).copy())
+        # float64 scores as int64, so that a sum of integers transfers them exactly
+        local = (self.rows.copy(), self.scores.view(np.int64).copy())
         for rank in range(world.size):
             # A sum to which only one process contributes equals that contribution, bit for bit.
-            rows, bits = (
+            rows, score_bits = (
                 world.sum_integers(values if rank == world.rank else np.zeros_like(values))
-                for values in own
+                for values in local
             )
             if rank != world.rank:
                 centers, columns = np.nonzero(rows >= 0)
-                self.add(centers, bits.view(np.float64)[centers, columns], rows[centers, columns])
+                self.add(
+                    centers, score_bits.view(np.float64)[centers, columns], rows[centers, columns]
+                )

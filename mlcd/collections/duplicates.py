@@ -27,8 +27,8 @@ DEFAULT_SIMILARITY: Final = 0.95
 _DIGITS: Final = 6  # decimals; float32 has no more
 _BLOCK_ROWS: Final = 4096
 _BATCH_PAIRS: Final = 1 << 20
-_NO_COSINE: Final = -2.0  # of a row in no pair
-_NOTE_S: Final = 10.0  # between checkpoints; a killed search repeats at most this much
+_NO_COSINE: Final = -2.0  # of a row without a pair
+_CHECKPOINT_INTERVAL_S: Final = 10.0  # a killed search repeats at most this much
 
 
 @dataclass(frozen=True)
@@ -54,25 +54,26 @@ def duplicate_groups(
     similarity: float,
     *,
     meter: Meter,
-    note: Path | None = None,
+    checkpoint: Path | None = None,
 ) -> list[Group]:
     """Returns all groups of unit rows, ordered by their first row.
 
-    similarity: least cosine of a pair. meter: advances by rows; called often. note: checkpoint
-    file, from which the search resumes after its process was killed. Raises InvalidInput.
+    take: returns the vectors of row indices. similarity: minimum cosine of a pair. meter: advanced
+    by rows, also by 0 so that it can cancel. checkpoint: file from which a killed search resumes.
+    Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"the similarity must be a cosine in [-1, 1], got {similarity:g}")
     distinct = DistinctRows.of(num_rows, take)
     meter.advance(num_rows - len(distinct))
     search = PairSearch(len(distinct), distinct.take, similarity, tick=lambda: meter.advance(0))
-    joined = _Joined.of(len(distinct), search, similarity, note)
-    meter.advance(joined.num_rows_before(search))
-    for cell in joined.search_missing(search):
-        meter.advance(int(np.diff(search.cells.starts[[joined.num_cells, cell]])[0]))
-        joined.num_cells = cell
-        joined.write_if_due()
-    return distinct.spread(joined.group, joined.best)
+    grouping = _GroupSearch.of(len(distinct), search, similarity, checkpoint)
+    meter.advance(grouping.num_rows_before(search))
+    for num_searched in grouping.search_missing(search):
+        meter.advance(int(np.diff(search.cells.starts[[grouping.num_cells, num_searched]])[0]))
+        grouping.num_cells = num_searched
+        grouping.write_if_due()
+    return distinct.expand_groups(grouping.group, grouping.best)
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,14 @@ class DistinctRows:
 
     def groups(self, pairs: ClosePairs) -> list[Group]:
         """Returns the groups formed by pairs of distinct rows and by equal rows."""
-        joined = _Joined(
+        grouping = _GroupSearch(
             np.arange(len(self), dtype=np.int64), np.full(len(self), _NO_COSINE, np.float32)
         )
-        joined.add(pairs)
-        return self.spread(joined.group, joined.best)
+        grouping.add(pairs)
+        return self.expand_groups(grouping.group, grouping.best)
 
-    def spread(self, group: NDArray[np.int64], best: NDArray[np.float32]) -> list[Group]:
-        """Returns the groups of all rows. group, best: of the distinct rows, as in `_Joined`."""
+    def expand_groups(self, group: NDArray[np.int64], best: NDArray[np.float32]) -> list[Group]:
+        """Returns the groups of all rows. group, best: of distinct rows, see `_GroupSearch`."""
         index_of = np.searchsorted(self.rows, self.first_of)
         has_equal = np.bincount(index_of, minlength=len(self))[index_of] > 1
         similarities = np.where(has_equal, np.float32(1), best[index_of])
@@ -132,43 +133,45 @@ def _equal_rows(num_rows: int, take: Take) -> NDArray[np.int64]:
 
 
 @dataclass
-class _Joined:
+class _GroupSearch:
     """The groups formed by the pairs of the first `num_cells` cells; can be checkpointed.
 
     group: lowest row of each row's group, [N]. best: highest cosine of each row with another row,
-    float32 [N]. note: checkpoint file. state: identifies the search that the checkpoint belongs to.
+    float32 [N]. checkpoint: its file. state: identifies the search that the checkpoint belongs to.
     """
 
     group: NDArray[np.int64]
     best: NDArray[np.float32]
     num_cells: int = 0
-    note: Path | None = None
+    checkpoint: Path | None = None
     state: str = ""
-    noted_s: float = 0.0
+    saved_at_s: float = 0.0
 
     @classmethod
-    def of(cls, num: int, search: PairSearch, similarity: float, note: Path | None) -> "_Joined":
+    def of(
+        cls, num: int, search: PairSearch, similarity: float, checkpoint: Path | None
+    ) -> "_GroupSearch":
         """Restores the checkpoint if it belongs to this search; otherwise starts without groups."""
         cells = hashlib.sha256(search.cells.of_row.tobytes()).hexdigest()
-        joined = cls(
+        grouping = cls(
             np.arange(num, dtype=np.int64),
             np.full(num, _NO_COSINE, np.float32),
             0,
-            note,
+            checkpoint,
             f"{cells} {similarity!r}",
             time.monotonic(),
         )
-        joined._read()
-        return joined
+        grouping._read_checkpoint()
+        return grouping
 
-    def _read(self) -> None:
-        if self.note is None or not self.note.is_file():
+    def _read_checkpoint(self) -> None:
+        if self.checkpoint is None or not self.checkpoint.is_file():
             return
         try:
-            with self.note.open("rb") as file, np.load(file, allow_pickle=False) as noted:
-                if str(noted["state"]) == self.state:
-                    self.group, self.best = noted["group"], noted["best"]
-                    self.num_cells = int(noted["num_cells"])
+            with self.checkpoint.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                if str(saved["state"]) == self.state:
+                    self.group, self.best = saved["group"], saved["best"]
+                    self.num_cells = int(saved["num_cells"])
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return  # A damaged checkpoint counts as missing.
 
@@ -176,9 +179,9 @@ class _Joined:
         return int(search.cells.starts[self.num_cells])
 
     def write_if_due(self) -> None:
-        if self.note is None or time.monotonic() - self.noted_s < _NOTE_S:
+        if self.checkpoint is None or time.monotonic() - self.saved_at_s < _CHECKPOINT_INTERVAL_S:
             return
-        with replacing(self.note) as temporary, temporary.open("wb") as file:
+        with replacing(self.checkpoint) as temporary, temporary.open("wb") as file:
             np.savez(
                 file,
                 group=self.group,
@@ -186,7 +189,7 @@ class _Joined:
                 num_cells=self.num_cells,
                 state=np.array(self.state),
             )
-        self.noted_s = time.monotonic()
+        self.saved_at_s = time.monotonic()
 
     def search_missing(self, search: PairSearch) -> Iterator[int]:
         """Adds the pairs of the cells not searched yet; yields the number of searched cells."""

@@ -222,8 +222,9 @@ class _Parser:
         if unknown or not operators:
             operator = repr(str(unknown[0])[:MAX_FIELD_BYTES]) if unknown else "none"
             raise InvalidInput(
-                f"the filter's operator on {name!r} is {operator}",
-                remedy=f"operators are {', '.join(_OPERATORS)}",
+                f"the filter on {name!r} must have one of the operators {', '.join(_OPERATORS)},"
+                f" got {operator}",
+                remedy=f"for example {_EXAMPLE}",
             )
         values = None
         for key in ("eq", "in"):

@@ -3,7 +3,7 @@
     layout/tsne.npz    points by row of the ledger, where `mlcd index --layout tsne` made them
     layout/about.json  how they were made
 
-Without that file the layout is the projection on the first two principal components (PCA),
+Without tsne.npz the layout is the projection on the first two principal components (PCA),
 computed on demand. Items added after a stored layout was made are placed between their nearest
 placed neighbors. Items are ordered by a hash of their row, so a prefix is a random sample that does
 not depend on the request. Shapes: N items, D dimension.
@@ -105,7 +105,7 @@ class Placer:
     """Caches the points of a collection's items. Not thread-safe."""
 
     def __init__(self, folder: Path | None) -> None:
-        """folder: folder of the collection, which may contain a stored layout; None has none."""
+        """folder: the collection's folder; None if it cannot have a stored layout."""
         self._folder = None if folder is None else folder / LAYOUT
         self._key: object = None
         self._points = ByRow.empty(_POINTS)
@@ -117,7 +117,7 @@ class Placer:
         The projection is fitted again for each generation of the index, and when the number of
         items has doubled.
         """
-        positions = in_fair_order(searcher)
+        positions = order_by_hash(searcher)
         key = (searcher.generation.number, searcher.num_positions.bit_length())
         if key != self._key:
             self._start_layout(searcher, positions)
@@ -162,7 +162,7 @@ class _Interpolation:
         return points
 
 
-def in_fair_order(searcher: Searcher) -> NDArray[np.int64]:
+def order_by_hash(searcher: Searcher) -> NDArray[np.int64]:
     """Returns the positions of all items, ordered by a hash of their row in the ledger."""
     positions = np.flatnonzero(searcher.alive)
     return positions[np.argsort(hash_counters(searcher.rows[positions]), kind="stable")]

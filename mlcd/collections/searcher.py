@@ -21,7 +21,7 @@ from mlcd.collections.item import FoundItem, Item
 from mlcd.indexes.index_kind import num_cells
 from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import rescore
-from mlcd.types import Embeddings, Neighbors, cosines, least_product
+from mlcd.types import Embeddings, Neighbors, cosines, min_dot_product
 
 # Vectors that a graph compares per unit of effort: about its degree, less vectors already visited.
 _VECTORS_PER_EFFORT: Final = 30
@@ -196,7 +196,7 @@ class Searcher:
         return None if scaled > cells and num_allowed <= _GATHERED_AT_MOST else min(scaled, cells)
 
     def _matches(self, neighbors: Neighbors, threshold: float | None) -> list[list[FoundItem]]:
-        least = -np.inf if threshold is None else least_product(threshold)
+        least = -np.inf if threshold is None else min_dot_product(threshold)
         similarities = cosines(neighbors.scores).tolist()
         return [
             [

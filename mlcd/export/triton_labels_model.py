@@ -38,7 +38,7 @@ class TritonPythonModel:
         mean = folder / "mean.npy"
         self._mean = np.load(mean, allow_pickle=False) if mean.is_file() else None
         centers = np.load(folder / "vectors.npy", allow_pickle=False)
-        # every arithmetic returns the same centers
+        # all matmul backends return the same centers
         self._scan = CenterScan(centers, matmul="cuda-bf16" if on_gpu else "numpy")
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -72,7 +72,7 @@ class TritonPythonModel:
         ]
 
     def _nearest(self, embeddings: Any) -> tuple[Any, Any]:
-        # as the gateway normalizes the tower's output
+        # the mlcd server normalizes encoder output in the same way
         rows = self._unit_or_zero(embeddings)
         if self._mean is not None:
             rows = self._unit_rows(rows - self._mean)

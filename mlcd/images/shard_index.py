@@ -1,5 +1,5 @@
-"""Caches the listing of a shard, so that only the first start reads every header of a tar shard, or
-every image of a parquet file for its size.
+"""Caches the listing of a shard, so that tar headers, and the sizes of images in parquet files, are
+read only when the shard is opened for the first time.
 
 Indexes are in the user's cache directory, one file per shard, named by the shard's path. An index
 is valid while the file system reports the same size, time and identity of the shard; a lost or
@@ -82,8 +82,8 @@ def file_state(filesystem: Any, path: str) -> bytes | None:
     etag = next((info[name] for name in _ETAGS if info.get(name)), None)
     if etag is None and "mtime" not in info:
         return None
-    # With an ETag, only size and ETag: a store's other fields depend on whether it describes one
-    # file or lists a folder.
+    # With an ETag, only size and ETag count: a store's other fields differ between a stat and a
+    # listing of the same file.
     facts = info if etag is None else {"size": info["size"], "etag": str(etag).strip('"')}
     return (
         hashlib.sha256(f"{_VERSION} {sorted(facts.items())}".encode(errors="replace"))

@@ -92,8 +92,8 @@ class ClusterOptions:
     largest: int | None = None
 
     @property
-    def passes(self) -> int:
-        """Returns the maximum number of iterations."""
+    def num_iterations(self) -> int:
+        """Returns the maximum number of iterations: `iterations`, or a default."""
         if self.iterations is not None:
             return self.iterations
         return _ITERATIONS if self.num_clusters <= MANY_CLUSTERS else _ITERATIONS_OF_MANY
@@ -102,7 +102,7 @@ class ClusterOptions:
         """Returns the options for the manifest; options added in later versions appear only if they
         differ from their defaults.
         """
-        options = asdict(self) | {"iterations": self.passes, "levels": list(self.levels)}
+        options = asdict(self) | {"iterations": self.num_iterations, "levels": list(self.levels)}
         options["chosen_of"] = [candidate.clusters for candidate in self.chosen_of]
         defaults: dict[str, Any] = {
             "sample": None,
@@ -240,7 +240,7 @@ def plan(
         rows.num_rows,
         options.num_clusters,
         rows.dimension,
-        iterations=options.passes + (TURNS if options.balanced else 0),
+        iterations=options.num_iterations + (TURNS if options.balanced else 0),
         processes=world.size,
         row_bytes=BOUNDED_ROW_BYTES if options.balanced else CENTER_BYTES,
     )
@@ -322,11 +322,11 @@ def _run_kmeans(
     """Runs k-means, starting from the checkpoint in the draft if there is one."""
     start = world.broadcast(_read_state(draft) if draft else None)
     done = start.iteration if start else 0
-    with reporter.stage("cluster", options.passes + 1, done=done) as meter:
+    with reporter.stage("cluster", options.num_iterations + 1, done=done) as meter:
         return kmeans(
             rows,
             options.num_clusters,
-            iterations=options.passes,
+            iterations=options.num_iterations,
             seed=options.seed,
             start=start,
             world=world,

@@ -1,4 +1,4 @@
-"""Makes a selection from embeddings: which images to keep, and why each other one is left out."""
+"""Makes a selection from embeddings: which images to keep, and why the others are left out."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,8 @@ from mlcd.progress import Stages
 class CurateInputs:
     """The artifacts that decisions depend on.
 
-    centers: clusters, for outliers and samples. against: embeddings of another set, for leaks.
+    centers: clusters in which outliers are found, or from which images are sampled. against:
+    embeddings of a test set; images too similar to its images are left out as leaks.
     """
 
     embeddings: EmbeddingsArtifact
@@ -42,6 +43,10 @@ class CurateInputs:
             None if centers is None else open_artifact(centers, "centers"),
             None if against is None else EmbeddingsArtifact.open(against),
         )
+
+    def check(self, options: CurateOptions) -> None:
+        has_against = self.against is not None
+        options.check(has_centers=self.centers is not None, has_against=has_against)
 
     def parents(self, out: Path) -> tuple[Parent, ...]:
         against = None if self.against is None else self.against.artifact
@@ -59,7 +64,7 @@ class Curating:
 
     def __init__(self, inputs: CurateInputs, options: CurateOptions, out: Path) -> None:
         """Raises the errors of `CurateOptions.check`."""
-        options.check(has_centers=inputs.centers is not None, has_others=inputs.against is not None)
+        inputs.check(options)
         self.inputs, self.options = inputs, options
         self.request = Request(
             "selection",
@@ -75,7 +80,7 @@ class Curating:
     def make(self, draft: Draft, reporter: Stages) -> None:
         """Decides on every image; writes the page of the report, then the decisions."""
         embeddings = self.inputs.embeddings
-        decisions = decide(self.inputs, self.options, reporter, notes=draft.path)
+        decisions = decide(self.inputs, self.options, reporter, checkpoint_dir=draft.path)
         if self.options.report:
             page = selection_page(decisions, *open_embedded_images(embeddings))
             with draft.write(PAGE) as path:
@@ -114,23 +119,23 @@ def decide(
     options: CurateOptions,
     reporter: Stages,
     *,
-    notes: Path | None = None,
+    checkpoint_dir: Path | None = None,
 ) -> Decisions:
     """Returns the decision on each image.
 
-    notes: folder for hidden files of intermediate results; None writes none. Raises InvalidInput
-    for a similarity out of range, NotFound if the images are missing, ConfigInvalid if centers or
-    other embeddings are missing or of another model, or if a hierarchical sample lacks levels.
+    checkpoint_dir: folder for intermediate results; None disables them. Raises InvalidInput for a
+    similarity out of range, NotFound if the images are missing, ConfigInvalid if centers or other
+    embeddings are missing or of another model, or if a hierarchical sample lacks levels.
     """
-    options.check(has_centers=inputs.centers is not None, has_others=inputs.against is not None)
+    inputs.check(options)
     embeddings = inputs.embeddings
     decisions = Decisions.all_kept(embeddings.num_rows)
     if options.issues:
-        leave_out_issues(embeddings, decisions, options, reporter, notes)
+        leave_out_issues(embeddings, decisions, options, reporter, checkpoint_dir)
     if inputs.against is not None:
         leave_out_leaks(embeddings, inputs.against, decisions, options, reporter)
     if options.duplicates is not None:
-        leave_out_duplicates(embeddings, decisions, options, reporter, notes)
+        leave_out_duplicates(embeddings, decisions, options, reporter, checkpoint_dir)
     if inputs.centers is not None:
         sample_clusters(embeddings, decisions, options, inputs.centers)
     return decisions

@@ -19,7 +19,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
 from mlcd.clustering.nearest import BlockedScan, CenterScan
 from mlcd.pipelines.label_inputs import EmbeddingsInput
-from mlcd.types import Embeddings, Neighbors, SampleKey, least_product
+from mlcd.types import Embeddings, Neighbors, SampleKey, min_dot_product
 
 _LEVELS: Final = ("proven", "wider", "float32", "float64")
 _AUDITED_ROWS: Final = 2000
@@ -106,7 +106,7 @@ def _num_to_search(top: int, threshold: float | None) -> int:
 
 
 def _lowest_product(threshold: float | None) -> float | None:
-    return None if threshold is None else least_product(threshold)
+    return None if threshold is None else min_dot_product(threshold)
 
 
 def _keep_top(neighbors: Neighbors, top: int) -> Neighbors:

@@ -1,9 +1,10 @@
-"""Shards of a collection: the shards of its embeddings, which are temporary.
+"""Builds a collection shard by shard: each shard makes temporary embeddings, from which publishing
+makes the collection.
 
 OUT.partial/embeddings             as written by `mlcd embed`, with the thumbnails of each shard
 OUT.partial/attempt-…/collection   made from the embeddings; finally renamed to OUT, then
                                    OUT.partial is deleted
-OUT/errors.jsonl                   of the embeddings: the images that the collection lacks
+OUT/errors.jsonl                   copied from the embeddings: the images that could not be used
 """
 
 import errno
@@ -57,20 +58,20 @@ class CollectionShards:
 
     def plan(self) -> None:
         self._check_items()
-        if self._has_work_left(starts=True):
+        if self._prepare_draft(claim_draft=True):
             self._embeddings.plan()
 
     def check(self) -> None:
-        if self._has_work_left():
+        if self._prepare_draft():
             self._embeddings.check()
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        if self._has_work_left():
+        if self._prepare_draft():
             return self._embeddings.make(shard, on_done, is_last_try=is_last_try)
         return num_listed(self._out / ERRORS, self._embeddings.keys(shard))
 
     def publish(self, on_done: OnDone) -> None:
-        if self._has_work_left():
+        if self._prepare_draft():
             try:
                 self._embeddings.publish(lambda *_: on_done(0, 0))
             except NoUsableImage:
@@ -92,18 +93,18 @@ class CollectionShards:
             except InvalidInput as error:
                 raise InvalidInput(
                     f"{_shorten(key)} of {self._source.location} cannot be an item of a collection",
-                    remedy=f"shorten its name or class, or leave it out ({error.remedy})",
+                    remedy=f"shorten its name or class, or leave it out ({error.message})",
                 ) from error
 
-    def _has_work_left(self, *, starts: bool = False) -> bool:
-        """Returns whether work is left. starts: claim the draft first.
+    def _prepare_draft(self, *, claim_draft: bool = False) -> bool:
+        """Claims the draft, or checks its owner; returns False if the collection is published.
 
-        Raises Conflict if the output is something else, OutputGone if the draft is missing or
-        another owner's.
+        Raises Conflict if the output exists and is not this owner's collection, OutputGone if the
+        draft is missing or another owner's.
         """
         if self._is_published():
             return False
-        if starts:
+        if claim_draft:
             claim(self._draft, self._owner)
         elif owner_of(self._draft) != self._owner and not self._is_published():
             raise OutputGone.of(self._draft)
@@ -125,7 +126,7 @@ class CollectionShards:
 
     def _publish_collection(self, on_done: OnDone) -> None:
         """Makes a collection of all rows and publishes it with one rename."""
-        # raises if another worker has taken over, before `Attempt` deletes that worker's attempt
+        # raises if another worker took over, before `Attempt` deletes that worker's attempt
         on_done(0, 0)
         with translate_os_errors(self._out), Attempt(self._draft) as attempt:
             try:
@@ -186,8 +187,9 @@ class _CountedStages:
     @contextmanager
     def stage(self, name: str, total: int | None, *, done: int = 0) -> Iterator["_CountedMeter"]:
         del total
-        before = self.images if name == INDEX_STAGE else 0
-        yield _CountedMeter(self.on_done, before + self.images - self.rows + done)
+        # Skipped images count as done. The index stage counts all images a second time.
+        num_done_before = self.images if name == INDEX_STAGE else 0
+        yield _CountedMeter(self.on_done, num_done_before + self.images - self.rows + done)
 
 
 @dataclass

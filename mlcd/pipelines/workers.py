@@ -62,7 +62,7 @@ def run_workers(
                 if deaths > _MAX_DEATHS_PER_WORKER * num_workers:
                     raise Unavailable(
                         "the workers were killed repeatedly",
-                        remedy="run again with fewer workers: memory may be short",
+                        remedy="memory may have run out: run again with fewer workers",
                     )
                 pool.start()
     finally:

@@ -1,4 +1,6 @@
-"""Lists the processed pictures of a place, so that the next run processes only changes."""
+"""Records which pictures of an explored folder or URL were processed, so that the next run
+processes only changes.
+"""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -159,7 +159,7 @@ def list_answer(
     num_items, num_bytes: approximate size of all results together. A small answer is sent in one
     piece. field: name of the last field. held_bytes: see `PartedAnswer`.
     """
-    return pieces_answer(
+    return stream_json_response(
         {**content, field: (make() for make in results)},
         answer_headers,
         resources,
@@ -169,7 +169,7 @@ def list_answer(
     )
 
 
-def pieces_answer(
+def stream_json_response(
     content: dict[str, Any],
     answer_headers: dict[str, str],
     resources: Resources,

@@ -124,7 +124,7 @@ def collection_filter(request: Request, scope: Scope) -> Callable[[str], bool] |
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:
-    """Raises ValueError if a route declares no scope and is not exempt, or does both."""
+    """Raises ValueError unless each route either declares a scope or is exempt."""
     for route in routes:
         path = getattr(route, "path", "")
         declared = isinstance(route, APIRoute) and any(map(_is_gate, route.dependencies))

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 # OpenAI's and Cohere's clients have no error class for these statuses, so code that catches their
 # classes would miss them.
-WITHOUT_CLASS: Final = frozenset({413, 415})
+STATUSES_WITHOUT_ERROR_CLASS: Final = frozenset({413, 415})
 _BAD_REQUEST: Final = 400
 
 

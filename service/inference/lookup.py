@@ -31,7 +31,7 @@ from mlcd.randomness import hash_counters
 from mlcd.service.inference.center_names import CenterNames
 from mlcd.service.inference.engine_labels import EngineLabels
 from mlcd.service.inference.stored_names import StoredNames
-from mlcd.types import Embeddings, Neighbors, least_product, unit_rows
+from mlcd.types import Embeddings, Neighbors, min_dot_product, unit_rows
 
 _log = logging.getLogger("mlcd.service")
 
@@ -234,7 +234,7 @@ class Lookup:
         result.
         """
         rows, top = self.centers.align(embeddings), min(top, len(self.centers.vectors))
-        min_product = None if threshold is None else least_product(threshold)
+        min_product = None if threshold is None else min_dot_product(threshold)
         return self._nearest(embeddings, rows, top, min_product, mode, engine_labels).as_cosines()
 
     def _nearest(

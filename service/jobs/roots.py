@@ -179,10 +179,10 @@ class Roots:
         if folder.is_relative_to(input_of_job) or any(
             _finds(input_of_job, path) for path in (out, draft)
         ):
-            raise InvalidInput("the output is in the input", remedy="name a place beside it")
+            raise InvalidInput("the output must be outside the input", remedy="give another place")
         if any(parent.suffix == _DRAFT or _mode(parent / MANIFEST) for parent in out.parents):
             raise InvalidInput(
-                "the output is inside the output of another step", remedy="name a place beside it"
+                "the output must be outside the output of another step", remedy="give another place"
             )
         if not stat.S_ISDIR(_mode(folder)):
             remedy = "make it first, where the server may enter"

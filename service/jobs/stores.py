@@ -60,7 +60,7 @@ class StoreRoots:
             raise InvalidInput("the output has wildcards", remedy="name one place")
         _check_place(url)
         if f"{url}/".startswith(f"{input_of_job.rstrip('/')}/"):
-            raise InvalidInput("the output is in the input", remedy="name a place beside it")
+            raise InvalidInput("the output must be outside the input", remedy="give another place")
         files = Directory.at(url).sizes()
         if MANIFEST in files:
             raise Conflict(
@@ -73,7 +73,7 @@ class StoreRoots:
             )
         if any(Directory.at(above).has(MANIFEST) for above in self._above(url)):
             raise InvalidInput(
-                "the output is inside the output of another step", remedy="name a place beside it"
+                "the output must be outside the output of another step", remedy="give another place"
             )
 
     def _above(self, url: str) -> list[str]:

@@ -243,7 +243,7 @@ def test_mistakes_are_one_line_each(used, images, tmp_path, monkeypatch):
         assert told in refused(*command)
     with running_faults(used, seed=0, rate=0.0, denied=True) as denied:
         behind(denied, monkeypatch)
-        told = "refused to this process: give this process the rights"
+        told = "was denied: set the store's credentials"
         assert told in refused("cluster", features, out, "--clusters", 2)
         assert told in refused("embed", images, "s3://bucket/denied", *MODEL)
     (tmp_path / "file").touch()

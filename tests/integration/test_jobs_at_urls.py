@@ -175,7 +175,7 @@ def test_urls_outside_of_the_roots_are_refused(used, images):
     roots.check_output(f"{ROOT}/free", input_of_job=images)
     with pytest.raises(InvalidInput, match="no images at s3://bucket/jobs/nothing"):
         roots.check_input(f"{ROOT}/nothing")
-    with pytest.raises(InvalidInput, match="the output is in the input"):
+    with pytest.raises(InvalidInput, match="the output must be outside the input"):
         roots.check_output(f"{images}/out", input_of_job=images)
     files = used.filesystem()
     files.pipe_file("bucket/jobs/made/manifest.json", b"{}")
@@ -183,7 +183,7 @@ def test_urls_outside_of_the_roots_are_refused(used, images):
     for taken, error, told in (
         ("made", Conflict, "the output exists already"),
         ("begun", Conflict, "there are files at the output"),
-        ("made/inside", InvalidInput, "inside the output of another step"),
+        ("made/inside", InvalidInput, "outside the output of another step"),
         ("a*", InvalidInput, "the output has wildcards"),
     ):
         with pytest.raises(error, match=told):

@@ -201,7 +201,7 @@ def test_places_that_cannot_be_reached_are_told(used, artifact, tmp_path, monkey
     with running_faults(used, seed=0, rate=0.0, denied=True) as denied:
         monkeypatch.setenv("AWS_ENDPOINT_URL", denied.url)
         fsspec.filesystem("s3").clear_instance_cache()
-        with pytest.raises(InvalidInput, match="refused to this process: give this process the r"):
+        with pytest.raises(InvalidInput, match="was denied: set the store's credentials"):
             sync(artifact, "s3://bucket/x", SILENT)
 
 

@@ -69,7 +69,7 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
         (
             "s3://bucket/two.txt",
             NotFound,
-            "s3://bucket/none.tar does not exist: see whether its place and",
+            "s3://bucket/none.tar does not exist: check the bucket and the path",
         ),
         (
             "s3://bucket/wrong",
@@ -97,19 +97,19 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
 
 
 def test_rights_and_credentials_that_lack_are_told(store, monkeypatch):
-    rights = "give this process the rights, by its environment or its profile"
+    rights = "set the store's credentials in the environment or in a profile"
     with running_faults(store, seed=0, rate=0.0, denied=True) as denied:
         monkeypatch.setenv("AWS_ENDPOINT_URL", denied.url)
         for location in ("s3://bucket/x.tar", "s3://bucket/folder"):
-            assert f"{location} is refused to this process: {rights}" in refusal(location)
+            assert f"access to {location} was denied: {rights}" in refusal(location)
     monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
     monkeypatch.setenv("AWS_PROFILE", "absent")
-    assert f"s3://bucket/x.tar asks for credentials: {rights}" in refusal("s3://bucket/x.tar")
+    assert f"s3://bucket/x.tar requires credentials: {rights}" in refusal("s3://bucket/x.tar")
     monkeypatch.delenv("AWS_PROFILE")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    assert f"s3://bucket asks for credentials: {rights}" in refusal("s3://bucket")
+    assert f"s3://bucket requires credentials: {rights}" in refusal("s3://bucket")
 
 
 def test_a_list_of_objects_is_read_and_a_shard_compared_with_its_checksum(store, images, tmp_path):

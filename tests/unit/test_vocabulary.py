@@ -10,7 +10,7 @@ import mlcd.errors
 from mlcd.errors import InvalidInput, MlcdError
 from mlcd.keys import mask_held_out, split_positions
 from mlcd.randomness import hash_counters, permutation, uniform
-from mlcd.types import cosines, least_product, unit_rows
+from mlcd.types import cosines, min_dot_product, unit_rows
 
 
 def test_the_tree_in_the_docstring_is_the_tree_in_the_code():
@@ -34,8 +34,8 @@ def test_a_product_reaches_a_threshold_where_its_cosine_does(product, threshold,
     (similarity,) = cosines(np.array([product]))
     assert (similarity.dtype, -1 <= similarity <= 1) == (np.float32, True)
     assert abs(similarity - max(-1, min(1, product))) <= 2**-20
-    assert (product >= least_product(threshold)) == (similarity >= np.float32(threshold))
-    assert product >= least_product(float(similarity))
+    assert (product >= min_dot_product(threshold)) == (similarity >= np.float32(threshold))
+    assert product >= min_dot_product(float(similarity))
 
 
 def test_no_neighbor_stays_none():

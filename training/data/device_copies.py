@@ -76,7 +76,7 @@ class DeviceCopies:
             yield on_device
 
     @contextmanager
-    def prefetch_first(
+    def prefetch_first_images(
         self, steps: Iterator[StepBatches[_Part]]
     ) -> Iterator[Iterator[StepBatches[_Part]]]:
         """Starts copying the first images of each step while the previous step computes."""

@@ -266,6 +266,6 @@ def _list_paths(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Pat
         return [Path(sides.test)]
     if not checkpoints:
         raise click.UsageError(
-            "give a CHECKPOINT, a run or embeddings, or embeddings with --train and --test"
+            "give CHECKPOINT (a checkpoint, run or embeddings), or embeddings as --train and --test"
         )
     return [Path(path) for path in checkpoints]

@@ -40,8 +40,8 @@ class Comparison:
         low, high = self.interval
         return (
             f"{self.first:.4g} and {self.second:.4g} of {self.images} images are right: difference "
-            f"{self.difference:+.4g} [{low:+.4g}, {high:+.4g}]; right in only one "
-            f"{self.only_first} and {self.only_second}, McNemar p {self.p:.3g}"
+            f"{self.difference:+.4g} [{low:+.4g}, {high:+.4g}]; right only in the first:"
+            f" {self.only_first}, only in the second: {self.only_second}, McNemar p = {self.p:.3g}"
         )
 
 

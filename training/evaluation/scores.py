@@ -77,7 +77,7 @@ def score(predicted: NDArray[np.integer], classes: NDArray[np.integer], metric: 
 def right_share(right: NDArray[np.bool_], classes: NDArray[np.integer], metric: Metric) -> float:
     """Returns the share of answers that are right.
 
-    accuracy: over all samples. mean-per-class: mean over the occurring classes of their shares.
+    accuracy: over all samples. mean-per-class: the accuracy of each occurring class, averaged.
     right, classes: [N], N at least 1.
     """
     if metric == "accuracy":
@@ -106,7 +106,7 @@ def average_precision(ranking: NDArray[np.floating], positive: NDArray[np.bool_]
     Uses all thresholds, not VOC's 11 recalls; ties share a threshold. ranking: scores [N].
     positive: bool [N], at least one True.
     """
-    positives, retrieved = _count_down_to_scores(ranking, positive)
+    positives, retrieved = _count_retrieved(ranking, positive)
     return float((np.diff(positives, prepend=0) * positives / retrieved).sum() / positives[-1])
 
 
@@ -117,7 +117,7 @@ def eleven_point_precision(ranking: NDArray[np.floating], positive: NDArray[np.b
     ranking: scores [N]. positive: bool [N]; both without "difficult" samples. Ties share a
     threshold. NaN without a positive sample.
     """
-    positives, retrieved = _count_down_to_scores(ranking, positive)
+    positives, retrieved = _count_retrieved(ranking, positive)
     if not positives[-1]:
         return float("nan")
     precision = positives / retrieved
@@ -128,10 +128,12 @@ def eleven_point_precision(ranking: NDArray[np.floating], positive: NDArray[np.b
     return float(np.mean(precisions))
 
 
-def _count_down_to_scores(
+def _count_retrieved(
     ranking: NDArray[np.floating], positive: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the numbers of positive and of all samples with at least each distinct score."""
+    """Returns, for each distinct score, descending: the number of positive samples, and of all
+    samples, with at least this score.
+    """
     order = np.argsort(-ranking, kind="stable")
     is_last_of_tie = np.append(np.diff(ranking[order]) != 0, True)
     positives = np.cumsum(positive[order])[is_last_of_tie]

@@ -526,4 +526,7 @@ def _keys(path: Path, part: str, value: Any) -> tuple[SampleKey, ...]:
 def _check_distinct(keys: Sequence[SampleKey]) -> None:
     (key, num), *_ = Counter(keys).most_common(1)
     if num > 1:
-        raise InvalidInput(f"{key} is in two parts of the split", remedy="test on other images")
+        raise InvalidInput(
+            f"each key must occur once in the split, got {key} {num} times",
+            remedy="keep it in one part",
+        )

@@ -221,8 +221,9 @@ def _raise_outcome(news: News) -> None:
         raise Unavailable(
             f"the workers on Ray were lost over and over, the last time after {news.done} steps"
             + reason,
-            remedy="memory may be short: raise --cpus, so that fewer workers share a node's memory,"
-            " then run the same command again to resume from the last checkpoint",
+            remedy="a node may have run out of memory: raise --cpus (CPUs per worker), which puts"
+            " fewer workers on each node, then run the same command again to resume from the last"
+            " checkpoint",
         )
 
 

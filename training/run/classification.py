@@ -45,7 +45,7 @@ def open_no_evaluation(config: RunConfig, listings: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Classification:
-    """A training on labels: the state with its samples.
+    """A training run on labels: its state, data set and config.
 
     evaluation: evaluates the model; None without evaluation.every_steps.
     """
@@ -69,7 +69,7 @@ class Classification:
             cores=self.processes.cores,
             device=self.processes.device,
         )
-        with loader, self.state.copies.prefetch_first(iter(loader)) as steps:
+        with loader, self.state.copies.prefetch_first_images(iter(loader)) as steps:
             yield steps
 
     def step(
@@ -78,7 +78,7 @@ class Classification:
         shares: Sequence[float],
         row_counts: Sequence[Sequence[int]],
     ) -> Meters:
-        """Updates the state once, without advancing `state.step`."""
+        """Updates the state once, without advancing `state.step`. Arguments: see `train_step`."""
         return train_step(self.state, batch.parts, shares, self.config, row_counts)
 
     def evaluate(self) -> dict[str, float] | None:

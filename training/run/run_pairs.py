@@ -70,7 +70,7 @@ class PairTraining:
         """Opens the batches of all remaining steps, starting at `state.step`."""
         with (
             self.reader.open(self.state.step) as read,
-            self.state.copies.prefetch_first(read) as steps,
+            self.state.copies.prefetch_first_images(read) as steps,
         ):
             yield steps
 

@@ -14,8 +14,8 @@ _DTYPES: Final[dict[Precision, torch.dtype]] = {
     "fp64": torch.float64,
 }
 _FIRST_SIZE: Final = 256
-# Products below this size measure little if other programs share the device, so reaching it may
-# exceed the time limit. A CPU without bfloat16 takes more than 2 s for it and stays below.
+# Smaller products are too noisy on a shared device, so up to this size the limit of one step is
+# _RELIABLE_S, whatever the time limit. A CPU without bfloat16 needs more and keeps a smaller size.
 _RELIABLE_SIZE: Final = 1024
 _RELIABLE_S: Final = 2.0
 _LAST_SIZE: Final = 8192  # the size at which an H200 reaches its peak

@@ -38,7 +38,7 @@ from mlcd.collections.search_checks import check_queries
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.collections.waiting_changes import WaitingChanges
 from mlcd.images.thumbnail import Thumbnail
-from mlcd.types import Embeddings, least_product
+from mlcd.types import Embeddings, min_dot_product
 
 _CONSISTENCY: Final = (
     "a search sees every change that any server acknowledged before it began (Milvus's consistency"
@@ -133,7 +133,7 @@ class MilvusCollection(RemoteCollection):
             return self.state.search(
                 unit, top, condition=condition, threshold=threshold, exact=exact
             )
-        least = -np.inf if threshold is None else least_product(threshold)
+        least = -np.inf if threshold is None else min_dot_product(threshold)
         matches = [[match for match in row if match.similarity >= least] for row in answer.matches]
         return SearchAnswer(matches, answer.exact, answer.matching)
 

@@ -152,12 +152,12 @@ class MilvusConnection:
         partition: str,
         *,
         limit: int | None = None,
-        fresh: bool = True,
+        consistent: bool = True,
     ) -> list[Record]:
         """Returns the records that match the expression, in any order.
 
-        limit: greatest number of records. fresh: False does not wait, and may miss the writes of
-        the last seconds. Raises AnswerTooLarge.
+        limit: maximum number of records. consistent: waits for all earlier writes; otherwise the
+        writes of the last seconds may be missed. Raises AnswerTooLarge.
         """
         limit_option = {} if limit is None else {"limit": limit}
         records: list[Record] = self._call(
@@ -167,7 +167,7 @@ class MilvusConnection:
                 output_fields=list(fields),
                 partition_names=[partition],
                 **limit_option,
-                **(_STRONG if fresh else _EVENTUAL),
+                **(_STRONG if consistent else _EVENTUAL),
             )
         )
         return list(records)

@@ -36,7 +36,7 @@ def key_of(item_id: str) -> str:
     return hashlib.sha256(item_id.encode()).hexdigest()[:KEY_CHARS]
 
 
-def new_row() -> int:
+def draw_number() -> int:
     """Returns a random number for a vector or version. Among a million numbers, two are equal with
     probability 1e-7.
     """
@@ -52,7 +52,7 @@ def record_of(item_id: str, row: int, vector: Embeddings, metadata: str) -> Reco
         "key": key_of(item_id),
         "id": item_id,
         "row": row,
-        "version": new_row(),
+        "version": draw_number(),
         "metadata": metadata,
         "tokens": tokens_of(parsed),
         "spans": spans_of(parsed),

@@ -16,8 +16,8 @@ from mlcd.collections.milvus.item_records import (
     RECORD_BYTES,
     WHOLE,
     Record,
+    draw_number,
     key_of,
-    new_row,
     record_of,
 )
 from mlcd.collections.milvus.known_facts import KnownFacts
@@ -97,7 +97,7 @@ class KeyedBatch:
         return np.stack([self._vectors[row] for row in rows])
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
-        row = new_row()
+        row = draw_number()
         self._remember(item_id, row, vector, metadata)
         self._written[item_id] = record_of(item_id, row, vector, metadata)
         return row

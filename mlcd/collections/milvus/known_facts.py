@@ -16,12 +16,12 @@ import numpy as np
 
 from mlcd.collections.milvus.connection import MilvusConnection
 from mlcd.collections.milvus.expressions import ALL_ITEMS, field_token
-from mlcd.collections.milvus.item_records import Record, new_row
+from mlcd.collections.milvus.item_records import Record, draw_number
 from mlcd.collections.milvus.schemas import FACTS
 from mlcd.indexes.tuning import Recall
 
 _AUDIT: Final = "audit"
-_FRESH_S: Final = 5.0  # age at which the facts are read again, for audits by other servers
+_MAX_AGE_S: Final = 5.0  # of the cached facts; another server may have stored an audit since
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,15 @@ class KnownFacts:
     dimension: int
     fields: frozenset[str] = frozenset()
     audit: LastAudit = LastAudit()
-    _read_at_s: float = field(default=-_FRESH_S, repr=False)
+    _read_at_s: float = field(default=-_MAX_AGE_S, repr=False)
     _changing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def refresh(self, *, fresh: bool = True) -> None:
-        """Reads the facts. fresh: see `MilvusConnection.query`."""
+    def refresh(self, *, consistent: bool = True) -> None:
+        """Reads the facts. consistent: see all earlier writes; otherwise the writes of the last
+        seconds may be missed.
+        """
         records = self.connection.query(
-            self.identity, ALL_ITEMS, ["key", "metadata"], FACTS, fresh=fresh
+            self.identity, ALL_ITEMS, ["key", "metadata"], FACTS, consistent=consistent
         )
         with self._changing:
             names = {
@@ -70,8 +72,8 @@ class KnownFacts:
             self._read_at_s = time.monotonic()
 
     def refresh_if_old(self) -> None:
-        if time.monotonic() - self._read_at_s > _FRESH_S:
-            self.refresh(fresh=False)
+        if time.monotonic() - self._read_at_s > _MAX_AGE_S:
+            self.refresh(consistent=False)
 
     def add_fields(self, names: Iterable[str]) -> None:
         """Stores the names of fields that are not stored yet."""
@@ -96,7 +98,7 @@ class KnownFacts:
             "key": key,
             "id": "",
             "row": 0,
-            "version": new_row(),
+            "version": draw_number(),
             "metadata": json.dumps(value),
             "tokens": [],
             "spans": {},

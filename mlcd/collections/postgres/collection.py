@@ -31,7 +31,7 @@ from mlcd.collections.search_checks import check_queries
 from mlcd.collections.searcher import SearchAnswer, Searcher
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.indexes.tuning import Recall
-from mlcd.types import Embeddings, least_product
+from mlcd.types import Embeddings, min_dot_product
 
 _CONSISTENCY: Final = (
     "a search sees every change that any server acknowledged before it began (Postgres"
@@ -143,7 +143,7 @@ class PostgresCollection(RemoteCollection):
     ) -> SearchAnswer:
         unit = check_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
-        least = -np.inf if threshold is None else least_product(threshold)
+        least = -np.inf if threshold is None else min_dot_product(threshold)
         with self._database.searching() as connection:
             facts = read_facts(connection, self.number)
             clause = where(condition)

@@ -68,7 +68,7 @@ class CurateOptions:
             del options["seed"]
         return options
 
-    def check(self, *, has_centers: bool, has_others: bool) -> None:
+    def check(self, *, has_centers: bool, has_against: bool) -> None:
         """Raises InvalidInput for a value out of range, ConfigInvalid for options that exclude or
         require each other.
         """
@@ -77,7 +77,7 @@ class CurateOptions:
                 raise InvalidInput(
                     f"the similarity of near duplicates must be a cosine in (0, 1], got {cosine:g}"
                 )
-        if (self.leaks is not None) != has_others:
+        if (self.leaks is not None) != has_against:
             raise ConfigInvalid(
                 "--leaks and --against require each other", remedy="give both or neither"
             )

@@ -40,7 +40,7 @@ from mlcd.progress import Meter, Stages
 from mlcd.types import ISSUES, Embeddings, unit_rows
 
 _DIGITS: Final = 6  # sums of cosines are rounded to: later digits vary between machines
-_NOTE: Final = ".duplicates.npz"
+_DUPLICATES_CHECKPOINT: Final = ".duplicates.npz"
 _BLOCK_MEMBERS: Final = 4096  # members of a group in memory at a time
 
 
@@ -49,12 +49,12 @@ def leave_out_issues(
     decisions: Decisions,
     options: CurateOptions,
     reporter: Stages,
-    notes: Path | None,
+    checkpoint_dir: Path | None,
 ) -> None:
     """Leaves out images that can no longer be read, and images with one of `options.issues`."""
     source, entries = open_embedded_images(embeddings)
     with reporter.stage("pixels", len(entries)) as meter:
-        scores = image_scores(source, entries, meter=meter, notes=notes)
+        scores = image_scores(source, entries, meter=meter, checkpoint_dir=checkpoint_dir)
     has_issue = issues_of(scores)
     decisions.leave_out(np.flatnonzero(np.isnan(scores[:, 0])), UNREADABLE)
     for issue in ISSUES:
@@ -96,15 +96,15 @@ def leave_out_duplicates(
     decisions: Decisions,
     options: CurateOptions,
     reporter: Stages,
-    notes: Path | None,
+    checkpoint_dir: Path | None,
 ) -> None:
     """Leaves out all but one image of each group of near duplicates."""
     assert options.duplicates is not None
     rank, take = _choose_rank(embeddings, options.keep), embeddings.unit_rows_at
-    note = None if notes is None else notes / _NOTE
+    checkpoint = None if checkpoint_dir is None else checkpoint_dir / _DUPLICATES_CHECKPOINT
     with reporter.stage("duplicates", embeddings.num_rows) as meter:
         groups = duplicate_groups(
-            embeddings.num_rows, take, options.duplicates, meter=meter, note=note
+            embeddings.num_rows, take, options.duplicates, meter=meter, checkpoint=checkpoint
         )
     for number, group in enumerate(groups):
         decisions.groups[group.rows] = number
@@ -214,19 +214,19 @@ def _read_file_sizes(embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
 
 
 def image_scores(
-    source: Source, entries: Entries, *, meter: Meter, notes: Path | None
+    source: Source, entries: Entries, *, meter: Meter, checkpoint_dir: Path | None
 ) -> NDArray[np.float64]:
     """Returns the pixel scores of each image, [N, 6]; NaN for an image that cannot be used.
 
-    notes: folder for hidden files of finished parts, from which a repeated call resumes; None
-    writes none.
+    checkpoint_dir: folder for the scores of finished parts, from which a repeated call resumes;
+    None disables it.
     """
     scores = np.full((len(entries), len(ISSUES)), np.nan)
     for start in range(0, len(entries), PART_ENTRIES):
         part = slice(start, min(start + PART_ENTRIES, len(entries)))
-        note = None if notes is None else notes / f".scores-{start:09d}.npy"
-        if note is not None and note.is_file():
-            scores[part] = np.load(note, allow_pickle=False)
+        checkpoint = None if checkpoint_dir is None else checkpoint_dir / f".scores-{start:09d}.npy"
+        if checkpoint is not None and checkpoint.is_file():
+            scores[part] = np.load(checkpoint, allow_pickle=False)
             meter.advance(part.stop - part.start)
             continue
         scored_images = scores_all(source, entries[part], num_threads=available_cores())
@@ -234,7 +234,7 @@ def image_scores(
             if score is not None:
                 scores[row] = score
             meter.advance()
-        if note is not None:
-            with replacing(note) as temporary, temporary.open("wb") as file:
+        if checkpoint is not None:
+            with replacing(checkpoint) as temporary, temporary.open("wb") as file:
                 np.save(file, scores[part], allow_pickle=False)
     return scores

@@ -140,8 +140,8 @@ class _WorkerPool:
             when = "while they started" if shard is None else f"the last one at shard {shard}"
             raise Unavailable(
                 f"the workers on Ray fail repeatedly, {when}",
-                remedy="memory may be short: raise --cpus, so that fewer workers share a node's"
-                " memory; the same command continues",
+                remedy="a node may have run out of memory: raise --cpus (CPUs per worker), which"
+                " puts fewer workers on each node; the same command continues",
             )
         if shard is not None:
             self._waiting.append(shard)

@@ -10,11 +10,11 @@ from starlette.responses import Response
 from mlcd.errors import ImageRejected
 from mlcd.service.errors import BadRequest
 from mlcd.service.http.access import AppResources, check_model
-from mlcd.service.http.answers import headers, pieces_answer
+from mlcd.service.http.answers import headers, stream_json_response
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count
 from mlcd.service.http.data_uris import image_from_uri
-from mlcd.service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
+from mlcd.service.http.dialect import STATUSES_WITHOUT_ERROR_CLASS, Dialect, Refusal
 from mlcd.service.http.dialects.quantization import (
     as_base64,
     as_binary,
@@ -138,7 +138,11 @@ def _render_refusal(refusal: Refusal) -> dict[str, Any]:
 
 
 DIALECT: Final = Dialect(
-    ("/v2/embed",), "application/json", CohereError, _render_refusal, WITHOUT_CLASS
+    ("/v2/embed",),
+    "application/json",
+    CohereError,
+    _render_refusal,
+    unknown=STATUSES_WITHOUT_ERROR_CLASS,
 )
 router = APIRouter(tags=["cohere"], route_class=JsonRoute)
 
@@ -170,7 +174,7 @@ async def embed(body: EmbedRequest, request: Request, resources: AppResources) -
     num_images = sum(not isinstance(item, RequestText) for item in items)
     billed = {"images": num_images, "input_tokens": encoded_items.num_tokens}
     kinds = dict.fromkeys(body.embedding_types)
-    return pieces_answer(
+    return stream_json_response(
         {
             "id": request.state.request_id,
             "embeddings": {kind: iter(_encode_rows(rows, kind)) for kind in kinds},
@@ -216,16 +220,16 @@ def _read_input(item: Any) -> RequestItem:
     part = content[0] if isinstance(content, list) and len(content) == 1 else None
     if isinstance(part, dict) and part.get("type") == "text":
         return RequestText(part.get("text"))
-    address = (
+    image_url = (
         part.get("image_url")
         if isinstance(part, dict) and part.get("type") == "image_url"
         else None
     )
-    if not isinstance(address, dict):
+    if not isinstance(image_url, dict):
         return ImageRejected(
             "unreadable", "an input must have one content part, of type text or image_url"
         )
-    return image_from_uri(address.get("url"))
+    return image_from_uri(image_url.get("url"))
 
 
 def _encode_rows(rows: Embeddings, kind: CohereType) -> Any:

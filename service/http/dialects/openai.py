@@ -19,7 +19,7 @@ from mlcd.service.http.answers import headers, list_answer
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count
 from mlcd.service.http.data_uris import image_from_field, image_from_uri, is_image
-from mlcd.service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
+from mlcd.service.http.dialect import STATUSES_WITHOUT_ERROR_CLASS, Dialect, Refusal
 from mlcd.service.http.dialects.quantization import as_base64, as_binary, as_ubinary
 from mlcd.service.http.embedding_answers import NUMBER_BYTES
 from mlcd.service.http.encoding import shorten
@@ -177,7 +177,7 @@ DIALECT: Final = Dialect(
     "application/json",
     OpenAIError,
     _render_refusal,
-    WITHOUT_CLASS,
+    unknown=STATUSES_WITHOUT_ERROR_CLASS,
 )
 router = APIRouter(tags=["openai"], route_class=JsonRoute)
 

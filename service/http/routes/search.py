@@ -21,8 +21,8 @@ from mlcd.service.http.answers import (
     check_answer_bytes,
     headers,
     list_answer,
-    pieces_answer,
     provenance,
+    stream_json_response,
 )
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count, media_type, read_json, validate
@@ -286,7 +286,7 @@ async def find_duplicates(
     check_answer_bytes(
         num_bytes, resources.settings.limits, remedy=f"give a higher `similarity`, or {_REMEDY}"
     )
-    return pieces_answer(
+    return stream_json_response(
         {
             "collection": name,
             "similarity": body.similarity,

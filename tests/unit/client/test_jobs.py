@@ -104,7 +104,7 @@ def test_a_watch_comes_back_no_earlier_than_the_server_says():
 
 
 def test_a_watch_gives_up_after_many_streams_in_vain(watched, monkeypatch):
-    monkeypatch.setattr("mlcd.client.batch_jobs._PATIENCE", 3)
+    monkeypatch.setattr("mlcd.client.batch_jobs._MAX_EMPTY_STREAMS", 3)
     with pytest.raises(Unavailable):
         watched(Reply(drop=True))
 

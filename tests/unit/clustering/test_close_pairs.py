@@ -6,7 +6,7 @@ import pytest
 from mlcd.clustering import cells as cells_module
 from mlcd.clustering import close_pairs as module
 from mlcd.clustering.close_pairs import ClosePairs, PairSearch
-from mlcd.types import least_product, unit_rows
+from mlcd.types import min_dot_product, unit_rows
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_the_pairs_are_those_of_all_pairs(num, dimension, similarity):
     rows = planted(num, dimension) if num > 1 else np.ones((num, 8), np.float32)
     exact = rows.astype(np.float64)
     scores = exact @ exact.T
-    least = least_product(similarity)
+    least = min_dot_product(similarity)
     first, second = np.nonzero(np.triu(scores >= least, 1))
     unclear = np.abs(scores[np.triu_indices(num, 1)] - least).min(initial=1) < 1e-12
     for num_own in (None, num // 3):

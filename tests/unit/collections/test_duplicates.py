@@ -94,17 +94,19 @@ class Killed(Counter):
 def test_a_killed_search_goes_on_and_finds_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "_LEAST_ROWS", 100)
     monkeypatch.setattr(cells, "_LEAST_MEMBERS", 25)
-    monkeypatch.setattr(duplicates, "_NOTE_S", 0)
+    monkeypatch.setattr(duplicates, "_CHECKPOINT_INTERVAL_S", 0)
     generator = np.random.default_rng(0)
     parents = generator.standard_normal((60, 8))
     rows = unit_rows(np.repeat(parents, 10, 0) + 0.3 * generator.standard_normal((600, 8)))
     whole = duplicate_groups(600, rows.__getitem__, 0.95, meter=Counter())
-    note = tmp_path / "note.npz"
+    checkpoint = tmp_path / "checkpoint.npz"
     for after in (200, 400):
         with pytest.raises(KeyboardInterrupt):
-            duplicate_groups(600, rows.__getitem__, 0.95, meter=Killed(after), note=note)
-    noted = int(np.load(note)["num_cells"])
-    assert noted > 0
+            duplicate_groups(
+                600, rows.__getitem__, 0.95, meter=Killed(after), checkpoint=checkpoint
+            )
+    num_searched = int(np.load(checkpoint)["num_cells"])
+    assert num_searched > 0
     searched = []
     of_cell = duplicates.PairSearch.of_cell
     monkeypatch.setattr(
@@ -112,15 +114,19 @@ def test_a_killed_search_goes_on_and_finds_the_same(tmp_path, monkeypatch):
         "of_cell",
         lambda self, cell: searched.append(cell) or of_cell(self, cell),
     )
-    again = duplicate_groups(600, rows.__getitem__, 0.95, meter=Counter(), note=note)
-    assert min(searched) == noted
+    again = duplicate_groups(600, rows.__getitem__, 0.95, meter=Counter(), checkpoint=checkpoint)
+    assert min(searched) == num_searched
     assert [group.rows.tolist() for group in again] == [group.rows.tolist() for group in whole]
-    for damaged in (note.read_bytes()[:50], b""):
-        note.write_bytes(damaged)
-        again = duplicate_groups(600, rows.__getitem__, 0.95, meter=Counter(), note=note)
+    for damaged in (checkpoint.read_bytes()[:50], b""):
+        checkpoint.write_bytes(damaged)
+        again = duplicate_groups(
+            600, rows.__getitem__, 0.95, meter=Counter(), checkpoint=checkpoint
+        )
         assert [group.rows.tolist() for group in again] == [group.rows.tolist() for group in whole]
-    for similarity in (0.95, 0.9):  # the note of another similarity is not taken
-        duplicate_groups(600, rows.__getitem__, 0.9, meter=Counter(), note=note)
-        again = duplicate_groups(600, rows.__getitem__, similarity, meter=Counter(), note=note)
+    for similarity in (0.95, 0.9):  # the checkpoint of another similarity is ignored
+        duplicate_groups(600, rows.__getitem__, 0.9, meter=Counter(), checkpoint=checkpoint)
+        again = duplicate_groups(
+            600, rows.__getitem__, similarity, meter=Counter(), checkpoint=checkpoint
+        )
         alone = duplicate_groups(600, rows.__getitem__, similarity, meter=Counter())
         assert [group.rows.tolist() for group in again] == [group.rows.tolist() for group in alone]

@@ -241,11 +241,14 @@ def test_a_streamed_file_reads_as_a_file_does(store):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (FileNotFoundError("x"), "s3://b/x does not exist: see whether its place"),
-        (PermissionError("SECRET"), "s3://b/x is refused to this process: give this process the r"),
-        (type("NoCredentialsError", (Exception,), {})("SECRET"), "s3://b/x asks for credentials"),
+        (FileNotFoundError("x"), "s3://b/x does not exist: check the bucket"),
+        (PermissionError("SECRET"), "access to s3://b/x was denied: set the store's credentials"),
+        (type("NoCredentialsError", (Exception,), {})("SECRET"), "s3://b/x requires credentials"),
         (type("HttpError", (Exception,), {"code": 404})("SECRET"), "s3://b/x does not exist"),
-        (type("AzureError", (Exception,), {"status_code": 403})("SECRET"), "s3://b/x is refused"),
+        (
+            type("AzureError", (Exception,), {"status_code": 403})("SECRET"),
+            "to s3://b/x was denied",
+        ),
         (type("AnyError", (Exception,), {"code": 503})("SECRET"), "s3://b/x cannot be reached"),
         (
             OSError(5, "SECRET"),

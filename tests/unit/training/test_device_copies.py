@@ -100,7 +100,7 @@ def test_on_a_cpu_nothing_is_touched():
     taken = list(copies.iter_on_device(tensors))
     assert all(one is other for one, other in zip(taken, tensors, strict=True))
     steps = steps_of([torch.ones(1)])
-    with copies.prefetch_first(steps) as same:
+    with copies.prefetch_first_images(steps) as same:
         assert same is steps
 
 
@@ -110,7 +110,7 @@ def test_the_next_images_are_copied_before_those_at_hand_are_computed_with(log):
     values = [(1, 2), (3, 4), (5, 6)]
     steps = steps_of(*([OnHost.of(value, log) for value in step] for step in values))
     copies, taken = DeviceCopies(torch.device("cuda")), []
-    with copies.prefetch_first(steps) as prefetched:
+    with copies.prefetch_first_images(steps) as prefetched:
         for step in prefetched:
             for images in copies.iter_on_device([part.images for part in step.parts]):
                 taken.append(int(images[0, 0]))
@@ -161,7 +161,7 @@ def test_a_gpu_gets_what_plain_copies_give_and_waits_for_nothing():
     work = torch.randn(2048, 2048, device=gpu)
     copies, sums = DeviceCopies(gpu), []
     torch.cuda.synchronize()
-    with copies.prefetch_first(steps_of(*hosts)) as prefetched:
+    with copies.prefetch_first_images(steps_of(*hosts)) as prefetched:
         for step in prefetched:
             with no_waiting():
                 for images in copies.iter_on_device([part.images for part in step.parts]):

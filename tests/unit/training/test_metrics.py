@@ -121,7 +121,7 @@ def test_a_split_file_is_taken_as_it_stands(tmp_path):
     assert given.validation.sum() == 10
     assert given.test.sum() == 15
     for content, error, message in (
-        ({"train": keys[:30], "test": keys[29:]}, InvalidInput, "is in two parts"),
+        ({"train": keys[:30], "test": keys[29:]}, InvalidInput, "must occur once"),
         ({"train": keys[:30], "test": ["other.png"]}, InvalidInput, r"the key 'other\.png'"),
         ({"train": keys[:30]}, InvalidInput, "test must be a list of keys"),
         ({"test": keys}, InvalidInput, "must contain either train or folds, got neither"),

@@ -154,7 +154,7 @@ def test_a_run_is_measured_on_folders_as_on_their_embeddings(journey, split_fold
 def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journey, tmp_path):
     train, test, run = stored / "train", stored / "test", journey / "run"
     refused("knn", train, "--train", train, contains="require each other")
-    refused("knn", contains="give a CHECKPOINT")
+    refused("knn", contains="give CHECKPOINT")
     refused("knn", "--train", train, "--test", train, contains="are both")
     refused(
         "knn",

@@ -173,7 +173,7 @@ def test_an_output_must_be_new_and_possible(roots, place):
         free(roots, root / "dangling")
     with pytest.raises(InvalidInput, match="does not exist"):
         free(roots, root / "no" / "out")
-    with pytest.raises(InvalidInput, match="in the input"):
+    with pytest.raises(InvalidInput, match="outside the input"):
         free(roots, root / "images" / "out", str(root / "images"))
     assert free(roots, root / "out", str(root / "images")) == str(root / "out")
 
@@ -202,7 +202,7 @@ def test_an_output_is_no_part_of_what_is_made_or_was(roots, place):
 def test_an_output_that_the_inputs_wildcard_would_find_is_refused(roots, place, pattern):
     """At the next listing, by another worker, it would be there."""
     root = place / "root"
-    with pytest.raises(InvalidInput, match="in the input"):
+    with pytest.raises(InvalidInput, match="outside the input"):
         free(roots, root / "out", str(root / pattern))
     assert free(roots, root / "out", str(root / "images" / pattern))
 
