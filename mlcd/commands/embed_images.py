@@ -1,13 +1,16 @@
 """`mlcd embed`: embeds images or texts."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from mlcd.commands.common_options import (
     ARTIFACT,
     ARTIFACT_OUT,
+    LOCAL_PATH,
     announce,
     encoder_options,
     finish,
@@ -19,6 +22,9 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter, count_of
+
+if TYPE_CHECKING:
+    from mlcd.pipelines.fuse_captions import FuseMode, Fusion
 
 
 @click.command()
@@ -44,6 +50,24 @@ from mlcd.progress import Reporter, count_of
     help="IMAGES is a file of texts: .txt with one per line, or .jsonl, .csv, .parquet with a"
     " column `text` and, optionally, `id`.",
 )
+@click.option(
+    "--captions",
+    type=LOCAL_PATH,
+    help="A file of texts as for --texts, whose ids are the keys of the images. With --fuse.",
+)
+@click.option(
+    "--fuse",
+    type=click.Choice(["mean", "concat"]),
+    help="Make each row of an image and its caption: their weighted mean, or one behind the other."
+    " Such rows are compared with rows fused alike only.",
+)
+@click.option(
+    "--image-weight",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.5,
+    show_default=True,
+    help="The image's weight in --fuse.",
+)
 @ray_options_with_workers
 @reporter_option
 def embed(
@@ -55,6 +79,9 @@ def embed(
     append: bool,
     selection: Path | None,
     texts: bool,
+    captions: Path | None,
+    fuse: "FuseMode | None",
+    image_weight: float,
     on: RayOptions | None,
     reporter: Reporter,
 ) -> None:
@@ -74,6 +101,10 @@ def embed(
         raise click.UsageError("give --append or --selection, not both")
     if on is not None and (append or texts):
         raise click.UsageError("--append and --texts cannot be combined with --on ray")
+    if (captions is None) != (fuse is None):
+        raise click.UsageError("--captions and --fuse must be given together")
+    if fuse is not None and (append or texts or on is not None):
+        raise click.UsageError("--fuse cannot be combined with --append, --texts and --on ray")
     if texts:
         if append or selection is not None or urls.column is not None:
             raise click.UsageError(
@@ -109,11 +140,21 @@ def embed(
     else:
         source = open_source(images[0], urls=urls)
         opened_selection = None if selection is None else Selection.open(selection)
-        with closing(open_encoder(model_path, encoder)) as opened_model:
+        with (
+            closing(open_encoder(model_path, encoder)) as opened_model,
+            _open_fusion(captions, fuse, image_weight, model_path, encoder) as fusion,
+        ):
             if append and is_finished(out):
                 artifact = embed_more(source, opened_model, out, reporter)
             else:
-                artifact = run(source, opened_model, out, reporter, selection=opened_selection)
+                artifact = run(
+                    source,
+                    opened_model,
+                    out,
+                    reporter,
+                    selection=opened_selection,
+                    fusion=fusion,
+                )
     facts = artifact.summary
     finish(
         reporter,
@@ -121,6 +162,25 @@ def embed(
         f"{count_of(facts['images'], 'embedding')} of {facts['dimension']},"
         f" {count_of(facts['errors'], 'file')} skipped",
     )
+
+
+@contextmanager
+def _open_fusion(
+    captions: Path | None,
+    mode: "FuseMode | None",
+    image_weight: float,
+    model: str,
+    options: EncoderOptions,
+) -> "Iterator[Fusion | None]":
+    if captions is None or mode is None:
+        yield None
+        return
+    from mlcd.encoders import open_text_encoder
+    from mlcd.pipelines.fuse_captions import Fusion
+    from mlcd.pipelines.text_files import read_texts
+
+    with closing(open_text_encoder(model, options)) as encoder:
+        yield Fusion(mode, image_weight, read_texts(str(captions)), encoder)
 
 
 def _embed_texts(

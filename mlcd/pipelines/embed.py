@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +39,9 @@ from mlcd.pipelines.thumbnail_parts import write_thumbnails
 from mlcd.progress import Stages
 from mlcd.types import SampleKey
 
+if TYPE_CHECKING:  # imports the package tokenizers, which images alone do not need
+    from mlcd.pipelines.fuse_captions import Fusion
+
 
 def embed(
     source: Source,
@@ -46,14 +50,22 @@ def embed(
     reporter: Stages,
     *,
     selection: Selection | None = None,
+    fusion: "Fusion | None" = None,
 ) -> Artifact:
     """Encodes all images of `source`, or the images that a selection keeps. Lists unusable images
-    in errors.jsonl.
+    in errors.jsonl. fusion: fuses each row with that of the image's caption.
 
     Work is committed in parts of consecutive entries: a rerun after a crash starts at the first
     unfinished part and ends with the same bytes. Raises InvalidInput if no image is usable.
     """
-    embedding = Embedder(source, encoder, out, num_threads=available_cores(), selection=selection)
+    embedding = Embedder(
+        source,
+        encoder,
+        out,
+        num_threads=available_cores(),
+        selection=selection,
+        fusion=fusion,
+    )
     if (done := find_published(out, embedding.request)) is not None:
         return done
     num_parts = len(embedding.sizes)
@@ -86,6 +98,7 @@ class Embedder:
         in_flight: int = 1,
         thumbnail_side: int | None = None,
         selection: Selection | None = None,
+        fusion: "Fusion | None" = None,
     ) -> None:
         """num_threads: number of decoding threads. in_flight: see `encode_entries`. thumbnail_side:
         pixels of the thumbnails to write with each part; None for none. selection: the images to
@@ -96,7 +109,7 @@ class Embedder:
         self._full_source = source
         self.source = source if selection is None else source.only(selection.read_keys())
         num_entries = len(self.source.entries)
-        self._encoder = encoder
+        self._encoder, self._fusion = encoder, fusion
         self._part_entries = part_entries or choose_part_entries(num_entries)
         self._num_threads, self._in_flight = num_threads, in_flight
         self._thumbnail_side = thumbnail_side
@@ -108,9 +121,10 @@ class Embedder:
                 **source.config,
                 "part_entries": self._part_entries,
                 "batch": job_batch(encoder),
+                **(fusion.config if fusion else {}),
             },
             tuple(self._parents(out, selection)),
-            encoder.fingerprint,
+            fusion.fingerprint(encoder.fingerprint) if fusion else encoder.fingerprint,
         )
         self.sizes = part_sizes(num_entries, self._part_entries)
 
@@ -118,6 +132,8 @@ class Embedder:
         yield images_parent(self.source, out)
         if selection is not None:
             yield selection.artifact.as_parent_of(out, "selection")
+        if self._fusion is not None:
+            yield self._fusion.parent_of(out)
 
     def entries(self, part: int) -> Entries:
         return self.source.entries[part_slice(part, self._part_entries)]
@@ -146,9 +162,15 @@ class Embedder:
             on_done=on_done,
             in_flight=self._in_flight,
         )
+        if self._fusion is not None:
+            encoded = self._fusion.fuse(encoded, self._captions)
         splits = self._splits[part_slice(part, self._part_entries)].tolist()
         split_of = dict(zip(self.entries(part).keys(), splits, strict=True))
         write_encoded(draft, part, encoded, split_of)
+
+    @cached_property
+    def _captions(self) -> dict[str, object]:
+        return self._fusion.match(self._full_source) if self._fusion is not None else {}
 
     @cached_property
     def _splits(self) -> NDArray[np.float64]:
@@ -171,10 +193,11 @@ class Embedder:
         )
         if num_rows == 0:
             raise no_usable_image(self.source, errors)
+        dimension = self._encoder.dimension
         summary = {
             "images": num_rows,
             "errors": len(errors),
-            "dimension": self._encoder.dimension,
+            "dimension": self._fusion.dimension(dimension) if self._fusion else dimension,
             "model": self._encoder.name,
         }
         return draft.publish(summary=summary)

@@ -121,7 +121,7 @@ def _walk_parent(
     if parent.role == "weights":
         yield _check_weights([base / parent.path for base in bases], artifact, parent)
         return
-    if parent.role in ("texts", "vectors"):
+    if parent.role in ("captions", "texts", "vectors"):
         yield _check_file(artifact, parent)
         return
     path = next((base / parent.path for base in bases if (base / parent.path).exists()), None)

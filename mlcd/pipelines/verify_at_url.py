@@ -12,7 +12,7 @@ from mlcd.errors import ArtifactInvalid, NotFound
 from mlcd.locations import is_url
 from mlcd.pipelines.verify import Finding
 
-_EXTERNAL_ROLES: Final = frozenset({"images", "texts", "vectors", "weights"})
+_EXTERNAL_ROLES: Final = frozenset({"captions", "images", "texts", "vectors", "weights"})
 _NOT_IN_STORE: Final = "not in this store, not checked"
 _NO_ARTIFACT: Final = "not an artifact, not checked"
 

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from mlcd.images import entries as module
 from mlcd.images.entries import Entries, Entry
 from mlcd.images.sources import open_source
+from mlcd.keys import normalize_class
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 ENTRY = st.builds(
     Entry,
     TEXT,
-    st.none() | TEXT,
+    st.none() | TEXT.map(normalize_class),
     st.integers(0, 2**40),
     st.tuples(st.none() | TEXT, st.binary(max_size=3)),
 )

@@ -81,14 +81,14 @@ def test_places_of_pairs_too(tmp_path, monkeypatch):
 
 
 def test_the_marker_is_beside_the_run_and_goes(tmp_path):
-    with module._marker(tmp_path / "folder" / "run") as marker:
+    with module._create_marker(tmp_path / "folder" / "run") as marker:
         assert marker.exists()
         assert marker.parent == tmp_path / "folder"
     assert not list((tmp_path / "folder").iterdir())
     (tmp_path / "file").touch()
     with (
         pytest.raises(InvalidInput, match="cannot be created"),
-        module._marker(tmp_path / "file" / "run"),
+        module._create_marker(tmp_path / "file" / "run"),
     ):
         pass
 
