@@ -64,5 +64,5 @@ def import_(
         reporter,
         artifact,
         f"{count_of(facts['images'], 'embedding')} of {facts['dimension']},"
-        f" {facts['errors']} rows or images skipped",
+        f" {facts['errors']} skipped",
     )

@@ -80,7 +80,8 @@ def read_keys(path: Path) -> list[str]:
             if keys is None:
                 raise InvalidInput(f"{path} must have a column {' or '.join(_KEY_COLUMNS)}")
             return keys
-        return path.read_text(encoding="utf-8").splitlines()
+        # not `splitlines`, which divides at U+2028 and its like, too
+        return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InvalidInput(f"{path} cannot be read as a file of keys: {error}") from error
 
