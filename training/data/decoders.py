@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext
 from typing import Any, Final, Protocol
 
 import torch
@@ -72,8 +73,31 @@ class ThreadDecoders:
         self._pool.shutdown(cancel_futures=True)
 
 
+class WorkerContext(SpawnContext):
+    """Spawns the workers, spawned because forking a trainer with threads is unsafe. Its events have
+    no lock: a worker that is killed while it holds the lock would stop the trainer and the other
+    workers forever.
+    """
+
+    def Event(self) -> Any:
+        return _SharedFlag(self.RawValue("b", 0))
+
+
+class _SharedFlag:
+    """The part of `multiprocessing.Event` that torch's loader uses, in one shared byte."""
+
+    def __init__(self, byte: Any) -> None:
+        self._byte = byte
+
+    def set(self) -> None:
+        self._byte.value = 1
+
+    def is_set(self) -> bool:
+        return bool(self._byte.value)
+
+
 class ProcessDecoders:
-    """Decodes in worker processes; spawned, as forking a trainer with threads is unsafe."""
+    """Decodes in worker processes."""
 
     def __init__(
         self,
@@ -96,7 +120,7 @@ class ProcessDecoders:
             prefetch_factor=_CHUNKS_AHEAD,
             collate_fn=_collate,
             worker_init_fn=_exit_if_orphaned,
-            multiprocessing_context=multiprocessing.get_context("spawn"),
+            multiprocessing_context=WorkerContext(),
             generator=torch.Generator(),
         )
         self._iterator = iter(loader)

@@ -4,12 +4,14 @@ left out.
 
 import io
 import multiprocessing
+import multiprocessing.connection
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from mlcd.training.data import loader as loader_module
 from mlcd.training.data.augment import Augmentation
 from mlcd.training.data.crops import crop_pictures
 from mlcd.training.data.dataset import open_dataset
+from mlcd.training.data.decoders import WorkerContext
 from mlcd.training.data.loader import Loader
 from mlcd.training.data.order import locate, step_positions
 from mlcd.training.data.pictures import open_picture, picture_side
@@ -378,6 +381,32 @@ def test_a_worker_that_outlives_its_trainer_while_it_starts_ends(monkeypatch, al
     monkeypatch.setattr(os, "_exit", ended.append)
     decoders_module._exit_if_orphaned(0)
     assert ended == ([] if alive else [1])
+
+
+def ask_forever(event):
+    while not event.is_set():
+        pass
+
+
+def test_a_process_that_is_killed_while_it_asks_holds_up_no_other():
+    """The event of multiprocessing is locked while a process asks for its state."""
+    context = WorkerContext()
+    event = context.Event()
+    for _ in range(4):
+        process = context.Process(target=ask_forever, args=(event,), daemon=True)
+        process.start()
+        assert not multiprocessing.connection.wait([process.sentinel], timeout=2)  # it is at work
+        process.kill()
+        process.join()
+        asking = threading.Thread(target=event.is_set, daemon=True)
+        asking.start()
+        asking.join(10)
+        assert not asking.is_alive()
+    event.set()
+    process = context.Process(target=ask_forever, args=(event,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_a_killed_worker_is_a_clear_error_within_seconds(config):
