@@ -2,6 +2,7 @@
 moments: nothing is lost, nothing is there twice.
 """
 
+import base64
 import contextlib
 import io
 import json
@@ -105,29 +106,56 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(journey, tmp_path):
                 model = client.get("/v1/info").json()["model"]
                 lines = request_lines(NUM_LINES, model=model)
                 ids, webhook = _play(stack, client, receiver, rng, lines, packed.getvalue())
-                _check(client, ids, lines, receiver, webhook)
+                _check(client, ids, [lines, _lines_of(packed, model)], receiver, webhook)
         finally:
             stack.close()
 
 
 def _play(stack, client, receiver, rng, lines, packed):
-    """Submits batches and jobs between the kills; returns their ids and the webhook."""
+    """Submits batches and jobs between the kills; returns their ids and the webhook.
+
+    In turn, a batch is of requests and of an archive, and a job embeds and makes a collection.
+    """
     webhook = persist(
         client.post, "/v1/webhook_endpoints", json={"name": "ends", "url": receiver.url}
     ).json()
     batch_ids, job_ids = [], []
     for number in range(NUM_KILLS):
         if number % 4 == 0:
-            batch_ids.append(_begin_batch(client, lines))
-            job_ids.append(_begin_job(client, packed, key=f"job {number}"))
+            of_archive = len(batch_ids) % 2 == 1
+            content = ("in.zip", packed) if of_archive else ("in.jsonl", to_jsonl(lines))
+            batch_ids.append(_begin_batch(client, content, "images" if of_archive else "batch"))
+            job_ids.append(
+                _begin_job(
+                    client,
+                    packed,
+                    f"job-{number}",
+                    **(
+                        {"kind": "index", "output": f"digits-{number}"}
+                        if of_archive
+                        else {"kind": "embed", "results": ["jsonl"]}
+                    ),
+                )
+            )
         time.sleep(rng.uniform(0.1, 2.5))
         stack.kill(rng.choice(["server", "worker", "redis"]))
     return (batch_ids, job_ids), webhook
 
 
-def _begin_batch(client, lines):
-    file = {"file": ("in.jsonl", to_jsonl(lines))}
-    upload = persist(client.post, "/v1/files", files=file, data={"purpose": "batch"})
+def _lines_of(packed, model):
+    """Returns the requests that the images of an archive stand for."""
+    with zipfile.ZipFile(packed) as archive:
+        uris = {
+            name: "data:image/png;base64," + base64.b64encode(archive.read(name)).decode()
+            for name in sorted(archive.namelist())
+        }
+    return [
+        {"custom_id": name, "body": {"model": model, "input": [uri]}} for name, uri in uris.items()
+    ]
+
+
+def _begin_batch(client, content, purpose):
+    upload = persist(client.post, "/v1/files", files={"file": content}, data={"purpose": purpose})
     body = {
         "input_file_id": upload.json()["id"],
         "endpoint": "/v1/embeddings",
@@ -136,15 +164,15 @@ def _begin_batch(client, lines):
     return persist(client.post, "/v1/batches", json=body).json()["id"]
 
 
-def _begin_job(client, packed, key):
+def _begin_job(client, packed, key, **options):
     file = {"file": ("digits.zip", packed)}
     upload = persist(client.post, "/v1/files", files=file, data={"purpose": "images"})
-    body = {"kind": "embed", "input": {"file": upload.json()["id"]}, "results": ["jsonl"]}
-    headers = {"Idempotency-Key": key.replace(" ", "-")}
+    body = {"input": {"file": upload.json()["id"]}, **options}
+    headers = {"Idempotency-Key": key}
     return persist(client.post, "/v1/jobs", json=body, headers=headers).json()["id"]
 
 
-def _check(client, ids, lines, receiver, webhook):
+def _check(client, ids, lines_of_turns, receiver, webhook):
     batch_ids, job_ids = ids
 
     def all_ended():
@@ -155,18 +183,24 @@ def _check(client, ids, lines, receiver, webhook):
         return {*states} == {"completed", "succeeded"}
 
     until(all_ended, 240)
-    expected = [persist(client.post, "/v1/embeddings", json=line["body"]).content for line in lines]
-    for batch_id in batch_ids:
-        output = persist(client.get, f"/v1/batches/{batch_id}").json()["output_file_id"]
-        written = client.get(f"/v1/files/{output}/content").content.splitlines()
-        for line, row, answer in zip(lines, written, expected, strict=True):
-            assert json.loads(row)["custom_id"] == line["custom_id"]
-            assert b'"body":' + answer + b"}" in row
+    for turn, lines in enumerate(lines_of_turns):
+        expected = [
+            persist(client.post, "/v1/embeddings", json=line["body"]).content for line in lines
+        ]
+        for batch_id in batch_ids[turn::2]:
+            output = persist(client.get, f"/v1/batches/{batch_id}").json()["output_file_id"]
+            written = client.get(f"/v1/files/{output}/content").content.splitlines()
+            for line, row, answer in zip(lines, written, expected, strict=True):
+                assert json.loads(row)["custom_id"] == line["custom_id"]
+                assert b'"body":' + answer + b"}" in row
     contents = []
     for job_id in job_ids:
         job = persist(client.get, f"/v1/jobs/{job_id}").json()
         assert (job["progress"]["done"], job["progress"]["failed_items"]) == (60, 0)
-        contents.append(client.get(f"/v1/files/{job['results']['jsonl']}/content").content)
+        if job["kind"] == "index":
+            assert client.get(f"/v1/collections/{job['output']}").json()["items"] == 60
+        else:
+            contents.append(client.get(f"/v1/files/{job['results']['jsonl']}/content").content)
     assert len({*contents}) == 1
     assert len({json.loads(line)["key"] for line in contents[0].splitlines()}) == 60
 
