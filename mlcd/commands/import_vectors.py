@@ -29,7 +29,7 @@ from mlcd.progress import Reporter, count_of
     help="The images, whose keys must be the rows': for classes, thumbnails and pictures.",
 )
 @click.option(
-    "--column", help="The parquet column or the tensor with the vectors.  [default: the only one]"
+    "--column", help="The column, tensor or field with the vectors.  [default: the only one]"
 )
 @reporter_option
 def import_(
@@ -43,9 +43,9 @@ def import_(
 ) -> None:
     """Turn VECTORS of another program into embeddings at OUT.
 
-    VECTORS: a .npy, .parquet or .safetensors file, a .faiss index that holds its vectors exactly,
-    or a folder of clip-retrieval. Rows of norm 1 keep their bits; others are normalized. Rows that
-    cannot be used are skipped and listed in OUT/errors.jsonl.
+    VECTORS: a .npy, .parquet or .safetensors file, a .faiss index that holds its vectors exactly, a
+    .lance dataset, or a folder of clip-retrieval or FiftyOne. Rows of norm 1 keep their bits;
+    others are normalized. Rows that cannot be used are skipped and listed in OUT/errors.jsonl.
     """
     from mlcd.images.sources import open_source
     from mlcd.pipelines.import_vectors import import_vectors

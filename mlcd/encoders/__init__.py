@@ -57,7 +57,8 @@ def choose_engine(devices: Path = _DEVICES) -> Choice:
 
 
 def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
-    """Opens a model artifact, an `.onnx` file with its JSON, `hog` or `pixels`, and warms it up.
+    """Opens a model artifact, an `.onnx` file with its JSON, `hog`, `pixels` or embeddings without
+    their model, and warms it up.
 
     Raises NotFound, ConfigInvalid or ArtifactInvalid; each names what is missing.
     """
@@ -171,6 +172,10 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
         return _open_classical(spec)
     path = Path(spec)
     if (path / MANIFEST).is_file():
+        if read_manifest(path).kind == "embeddings":
+            from mlcd.encoders.vectors_only import VectorsOnlyEncoder
+
+            return VectorsOnlyEncoder(path)
         return _open_model_artifact(path, options)
     if path.suffix == ".onnx":
         if options.engine == "torch":

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from mlcd.artifacts.draft import Draft, find_published
-from mlcd.artifacts.embeddings import keys_name
 from mlcd.artifacts.manifest import Artifact, Request
-from mlcd.errors import InvalidInput, TextRejected
+from mlcd.errors import TextRejected
 from mlcd.images.entries import Entry
 from mlcd.keys import split_positions
 from mlcd.pipelines.embed import write_encoded
@@ -19,9 +17,9 @@ from mlcd.pipelines.encoded import (
     PART_ENTRIES,
     EncodedPart,
     errors_name,
-    merge_errors,
     part_sizes,
     part_slice,
+    publish_rows,
 )
 from mlcd.pipelines.ownership import take_over
 from mlcd.pipelines.text_files import MAX_CHARS, TextFile
@@ -70,7 +68,14 @@ def embed_texts(
                 chosen = part_slice(part, part_entries)
                 encoded = _encode_part(texts.keys[chosen], texts.texts[chosen], encoder, meter)
                 write_encoded(draft, part, encoded, split_of)
-        return _publish(draft, texts, encoder, len(sizes))
+        return publish_rows(
+            draft,
+            len(sizes),
+            inputs=f"{len(texts.keys)} texts in {texts.path}",
+            unit="texts",
+            dimension=encoder.dimension,
+            model=encoder.name,
+        )
 
 
 def _encode_part(
@@ -114,22 +119,3 @@ def _select_usable(
 
 def _error(key: SampleKey, rejection: TextRejected) -> dict[str, str]:
     return {"key": key, "reason": rejection.reason, "detail": rejection.message}
-
-
-def _publish(draft: Draft, texts: TextFile, encoder: "TextEncoder", num_parts: int) -> Artifact:
-    errors = merge_errors(draft, range(num_parts))
-    num_rows = sum(
-        pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)
-    )
-    if num_rows == 0:
-        raise InvalidInput(
-            f"none of the {len(texts.keys)} texts in {texts.path} can be used",
-            remedy=f"fix the first, {errors[0]['key']}: {errors[0]['detail']}",
-        )
-    summary = {
-        "texts": num_rows,
-        "errors": len(errors),
-        "dimension": encoder.dimension,
-        "model": encoder.name,
-    }
-    return draft.publish(summary=summary)

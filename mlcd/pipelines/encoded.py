@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import ERRORS
-from mlcd.artifacts.manifest import Parent
+from mlcd.artifacts.embeddings import ERRORS, keys_name
+from mlcd.artifacts.manifest import Artifact, Parent
 from mlcd.encoders.encoder import Encoder, job_batch
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
@@ -215,6 +216,27 @@ def merge_errors(
     with draft.write(name) as path:
         path.write_text("".join(json.dumps(error) + "\n" for error in errors))
     return errors
+
+
+def publish_rows(
+    draft: Draft, num_parts: int, *, inputs: str, unit: str, dimension: int, model: str
+) -> Artifact:
+    """Publishes the parts of a draft as embeddings.
+
+    inputs: what was embedded, for the error. unit: what a row stands for, a field of the summary.
+    Raises InvalidInput if there are no rows.
+    """
+    errors = merge_errors(draft, range(num_parts))
+    num_rows = sum(
+        pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)
+    )
+    if num_rows == 0:
+        raise InvalidInput(
+            f"none of the {inputs} can be used",
+            remedy=f"fix the first, {errors[0]['key']}: {errors[0]['detail']}",
+        )
+    summary = {unit: num_rows, "errors": len(errors), "dimension": dimension, "model": model}
+    return draft.publish(summary=summary)
 
 
 def num_listed(errors: Path, keys: Iterable[str]) -> int:

@@ -8,11 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mlcd.artifacts.draft import Draft, find_published
-from mlcd.artifacts.embeddings import keys_name
 from mlcd.artifacts.manifest import Artifact, Parent, Request
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
@@ -26,9 +24,9 @@ from mlcd.pipelines.encoded import (
     EncodedPart,
     errors_name,
     images_parent,
-    merge_errors,
     part_sizes,
     part_slice,
+    publish_rows,
 )
 from mlcd.pipelines.ownership import take_over
 from mlcd.pipelines.vector_files import Rows, VectorFile, digest_of_vectors
@@ -103,7 +101,14 @@ def import_vectors(
                     encoded.errors[:0] = errors
                 write_encoded(draft, part, encoded, split_of)
                 meter.advance(len(chosen))
-        return _publish(draft, vectors, len(sizes), model_name)
+        return publish_rows(
+            draft,
+            len(sizes),
+            inputs=f"{vectors.num_rows} vectors of {vectors.path}",
+            unit="images",
+            dimension=vectors.dimension,
+            model=model_name,
+        )
 
 
 def _fingerprint_of(model_name: str, dimension: int) -> Fingerprint:
@@ -197,22 +202,3 @@ def _to_units(rows: Rows) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         is_unit = np.abs(norms - 1) <= _TOLERANCES[dtype]
         units = (rows / np.where(is_unit, 1, norms)[:, np.newaxis]).astype(dtype)
     return np.where(is_unit[:, np.newaxis], rows.astype(dtype), units), is_usable
-
-
-def _publish(draft: Draft, vectors: VectorFile, num_parts: int, model_name: str) -> Artifact:
-    num_rows = sum(
-        pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)
-    )
-    listed = merge_errors(draft, range(num_parts))
-    if num_rows == 0:
-        raise InvalidInput(
-            f"none of the {vectors.num_rows} vectors of {vectors.path} can be used",
-            remedy=f"fix the first, {listed[0]['key']}: {listed[0]['detail']}",
-        )
-    summary = {
-        "images": num_rows,
-        "errors": len(listed),
-        "dimension": vectors.dimension,
-        "model": model_name,
-    }
-    return draft.publish(summary=summary)

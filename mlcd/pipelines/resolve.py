@@ -27,6 +27,7 @@ from mlcd.version import __version__
 
 _USER_ERROR: Final = 2  # exit status of `mlcd` for errors that the user can fix
 _CLASSICAL: Final = ("hog", "pixels")
+_SERVED: Final = ("model", "embeddings")  # kinds of artifacts; embeddings stand for their model
 _MESSAGE_PREFIX: Final = "mlcd: "  # of lines to show to the user
 
 
@@ -35,8 +36,8 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
 
     A run, a checkpoint, a directory or a file of weights, `hub:ORGANIZATION/MODEL`, or `starter` is
     exported the first time, in a separate process, so that the caller never imports torch. An
-    artifact at a URL is downloaded. announce: called with a message when an export starts. Raises
-    the errors of `mlcd export`.
+    artifact at a URL is downloaded. Embeddings stand for their model, which is absent. announce:
+    called with a message when an export starts. Raises the errors of `mlcd export`.
     """
     if is_url(spec):
         spec = str(fetch_copy(spec))
@@ -45,7 +46,7 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
         return spec
     if spec == STARTER:
         return _export_once(spec, STARTER, starter_digest(), announce)
-    if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
+    if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind in _SERVED:
         return spec
     check_is_whole_model(spec)
     return _export_once(spec, _derive_name(spec), _digest_of_weights(spec, path), announce)

@@ -1,10 +1,14 @@
-"""Files of vectors that other programs wrote: .npy, .parquet, .safetensors, an index of faiss, or a
-folder of clip-retrieval. Rows are read in blocks.
+"""Files of vectors that other programs wrote: .npy, .parquet, .safetensors, an index of faiss, a
+Lance dataset, or a folder of clip-retrieval or FiftyOne. Rows are read in blocks.
 """
 
+import base64
 import bisect
 import hashlib
+import io
+import json
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,12 +24,19 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from mlcd.artifacts.manifest import measure
-from mlcd.errors import InvalidInput, NotFound
+from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
+from mlcd.extras import install_command
 
 Rows = NDArray[np.floating[Any]]
 _KEY_COLUMNS: Final = ("key", "id", "image_path", "path", "filename", "url")
-_FORMS: Final = "give a .npy, .parquet, .safetensors or .faiss file, or a folder of clip-retrieval"
+_FORMS: Final = (
+    "give a .npy, .parquet, .safetensors or .faiss file, a .lance dataset, or a folder of"
+    " clip-retrieval or FiftyOne"
+)
 _VECTORS, _KEYS = "img_emb/*.npy", "metadata/*.parquet"  # of clip-retrieval
+_SAMPLES: Final = "samples.json"  # of FiftyOne
+_FIFTYONE_MEDIA: Final = "data/"
+_MAX_ARRAY_BYTES: Final = 1 << 20  # of one FiftyOne vector, decompressed
 
 
 @dataclass(frozen=True)
@@ -45,12 +56,15 @@ class VectorFile:
 def open_vectors(path: Path, *, column: str | None = None) -> VectorFile:
     """Opens the vectors at `path`.
 
-    column: the parquet column or the tensor of a .safetensors file; None where only one has
-    vectors. Raises NotFound, and InvalidInput for files of another form.
+    column: the parquet or Lance column, the tensor of a .safetensors file, or the field of
+    FiftyOne's samples; None where only one has vectors. Raises NotFound, and InvalidInput for files
+    of another form.
     """
     if not path.exists():
         raise NotFound(f"no vectors at {path}", remedy=_FORMS)
-    if path.is_dir():
+    if path.is_dir() and path.suffix.lower() != ".lance":
+        if (path / _SAMPLES).is_file():
+            return _open_fiftyone(path, column)
         return _open_clip_retrieval(path)
     opener = _OPENERS.get(path.suffix.lower())
     if opener is None:
@@ -65,7 +79,12 @@ def digest_of_vectors(path: Path) -> str:
     """Returns the SHA-256 of a file, or of the digests of a folder's vectors and keys."""
     if path.is_file():
         return measure(path).sha256
-    parts = [*_numbered(path, _VECTORS), *_numbered(path, _KEYS)]
+    if (path / _SAMPLES).is_file():
+        return measure(path / _SAMPLES).sha256
+    if path.suffix.lower() == ".lance":
+        parts = sorted(file for file in path.rglob("*") if file.is_file())
+    else:
+        parts = [*_numbered(path, _VECTORS), *_numbered(path, _KEYS)]
     digests = "".join(measure(part).sha256 for part in parts)
     return hashlib.sha256(digests.encode()).hexdigest()
 
@@ -114,12 +133,7 @@ def _open_safetensors(path: Path, column: str | None) -> VectorFile:
 
 def _open_parquet(path: Path, column: str | None) -> VectorFile:
     file = pq.ParquetFile(path, memory_map=True)
-    vectors = [
-        field.name
-        for field in file.schema_arrow
-        if _is_list(field.type) and pa.types.is_floating(field.type.value_type)
-    ]
-    name = _choose(path, column, vectors, "column of float lists")
+    name = _choose(path, column, _vector_columns(file.schema_arrow), "column of float lists")
     starts = [
         0,
         *accumulate(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)),
@@ -137,8 +151,89 @@ def _open_parquet(path: Path, column: str | None) -> VectorFile:
     )
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
+def _open_lance(path: Path, column: str | None) -> VectorFile:
+    """Opens the newest version of a Lance dataset."""
+    try:
+        import lance
+    except ImportError as error:
+        raise ConfigInvalid(
+            f"{path} needs the package pylance", remedy=install_command("lance")
+        ) from error
+    dataset = lance.dataset(str(path))
+    name = _choose(path, column, _vector_columns(dataset.schema), "column of float lists")
+    num_rows = dataset.count_rows()
+    if not num_rows:
+        raise InvalidInput(f"{path} must have at least 1 row, got 0")
+
+    def read(start: int, stop: int) -> Rows:
+        table = dataset.to_table(columns=[name], offset=start, limit=stop - start)
+        return _to_rows(path, table.column(0))
+
+    key_column = _key_column(dataset.schema)
+    keys = None if key_column is None else dataset.to_table(columns=[key_column]).column(0)
+    return VectorFile(
+        path,
+        num_rows,
+        read(0, 1).shape[1],
+        None if keys is None else keys.cast(pa.string()).to_pylist(),
+        read,
+    )
+
+
+def _open_fiftyone(path: Path, column: str | None) -> VectorFile:
+    """Opens FiftyOne's export `FiftyOneDataset`. Files below its `data/` are the keys, or else the
+    paths of the samples. A sample without a vector becomes a row of NaN.
+    """
+    source = path / _SAMPLES
+    try:
+        samples = json.loads(source.read_bytes())["samples"]
+        fields = {name for sample in samples for name, value in sample.items() if _is_array(value)}
+        name = _choose(source, column, sorted(fields), "field of vectors")
+        arrays = [_read_array(sample.get(name)) for sample in samples]
+        keys = [str(sample["filepath"]) for sample in samples]
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error) as error:
+        raise InvalidInput(f"{source} cannot be read as FiftyOne's samples: {error!r}") from error
+    shapes = {array.shape for array in arrays if array is not None}
+    if len(shapes) != 1 or len(shape := shapes.pop()) != 1:
+        raise InvalidInput(f"the vectors {name} of {source} must have one length")
+    dtype = np.result_type(*{array.dtype for array in arrays if array is not None})
+    rows = np.full((len(arrays), *shape), np.nan, dtype)
+    for row, array in zip(rows, arrays, strict=True):
+        if array is not None:
+            row[:] = array
+    if all(key.startswith(_FIFTYONE_MEDIA) for key in keys):
+        keys = [key.removeprefix(_FIFTYONE_MEDIA) for key in keys]
+    num_rows, dimension = rows.shape
+    return VectorFile(path, num_rows, dimension, keys, lambda start, stop: rows[start:stop])
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, dict) and "$binary" in value
+
+
+def _read_array(value: Any) -> Rows | None:
+    """Reads a vector of FiftyOne: an .npy file, compressed by zlib, in base64."""
+    if value is None:
+        return None
+    compressed = base64.b64decode(value["$binary"]["base64"], validate=True)
+    data = zlib.decompressobj().decompress(compressed, _MAX_ARRAY_BYTES)
+    array: Rows = np.load(io.BytesIO(data), allow_pickle=False)
+    if array.dtype.kind != "f":
+        raise ValueError(f"vectors must be floats, got {array.dtype}")
+    return array
+
+
+def _vector_columns(schema: pa.Schema) -> list[str]:
+    lists = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
+    return [
+        field.name
+        for field in schema
+        if isinstance(field.type, lists) and pa.types.is_floating(field.type.value_type)
+    ]
+
+
+def _key_column(schema: pa.Schema) -> str | None:
+    return next((name for name in _KEY_COLUMNS if name in schema.names), None)
 
 
 def _to_rows(path: Path, column: pa.ChunkedArray) -> Rows:
@@ -155,7 +250,7 @@ def _to_rows(path: Path, column: pa.ChunkedArray) -> Rows:
 
 
 def _keys_of(file: pq.ParquetFile) -> list[str] | None:
-    name = next((name for name in _KEY_COLUMNS if name in file.schema_arrow.names), None)
+    name = _key_column(file.schema_arrow)
     if name is None:
         return None
     keys: list[str] = file.read(columns=[name]).column(0).cast(pa.string()).to_pylist()
@@ -267,4 +362,5 @@ _OPENERS: Final[dict[str, Callable[[Path, str | None], VectorFile]]] = {
     ".safetensors": _open_safetensors,
     ".faiss": _open_faiss,
     ".index": _open_faiss,
+    ".lance": _open_lance,
 }

@@ -26,6 +26,7 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.pipelines.embeddings_of_items import write_embeddings
 from mlcd.pipelines.encoded import check_outside
+from mlcd.pipelines.stored_rows import StoredRows
 from mlcd.service.explore.group_names import restore_names, save_names
 from mlcd.service.explore.intake import PictureIntake
 from mlcd.service.explore.place_state import COLLECTION, PlaceFacts, PlaceState
@@ -53,12 +54,14 @@ _TEMPLATES: Final = "plain"  # one prompt per word, for names within a minute
 class ExplorationParts:
     """The parts of the server that an exploration uses.
 
+    stored_rows: the rows of the pictures where the model is an embeddings artifact.
     serve_centers: serves the centers at a path from now on. read_given_names: returns the names
     that users gave to the centers at a path, by id. set_name: names a center at a path. has_texts:
     whether the model has a text tower.
     """
 
     encoder: Encoder
+    stored_rows: StoredRows | None
     collection: CollectionPort
     serve_centers: Callable[[Path], None]
     read_given_names: Callable[[Path], Mapping[int, str]]
@@ -128,6 +131,8 @@ class Exploration:
         """Returns the commands that would give the same result step by step."""
         place, state, model = self.place, self.state, self._facts.model
         embeddings, centers = str(state.embeddings), str(state.centers)
+        if self._parts.stored_rows is not None:
+            embeddings = model
         collection = str(state.path / "collections" / COLLECTION)
         num_clusters = str(self.board.now.clusters or self._facts.clusters or "K")
         commands = [
@@ -140,6 +145,8 @@ class Exploration:
         ]
         if not self._parts.has_texts:
             del commands[2]
+        if self._parts.stored_rows is not None:
+            del commands[0]
         return [shlex.join(["mlcd", *command]) for command in commands]
 
     def _run(self) -> None:
@@ -198,6 +205,7 @@ class Exploration:
             source,
             parts.collection,
             parts.encoder,
+            parts.stored_rows,
             self._pictures,
             self.board,
             self._steps.check,

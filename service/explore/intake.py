@@ -16,6 +16,7 @@ from mlcd.images.entries import Entries, Entry
 from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
 from mlcd.pipelines.encoded import encode_entries
+from mlcd.pipelines.stored_rows import StoredRows
 from mlcd.randomness import hash_counters
 from mlcd.service.explore.progress_board import ProgressBoard
 from mlcd.service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures, read_stamps
@@ -30,13 +31,15 @@ _NUM_NEWEST: Final = 128  # newest pictures that the page shows during the intak
 class PictureIntake:
     """Adds the pictures of `source` to `collection`.
 
-    pictures: list of pictures that were processed. check: called after every picture; an error that
+    stored_rows: the rows of the pictures where the model is absent, else None. pictures: list of
+    pictures that were processed. check: called after every picture; an error that
     it raises ends the work, which the next run continues.
     """
 
     source: Source
     collection: CollectionPort
     encoder: Encoder
+    stored_rows: StoredRows | None
     pictures: SeenPictures
     board: ProgressBoard
     check: Callable[[], None]
@@ -83,13 +86,17 @@ class PictureIntake:
     def _add(self, entries: Entries, stamps: dict[SampleKey, FileStamp]) -> None:
         """Embeds pictures and adds them to the collection, durably."""
         threads = available_cores()
-        part = encode_entries(
-            self.source,
-            entries,
-            self.encoder,
-            num_threads=threads,
-            on_done=lambda *_: self.check(),
-        )
+        if self.stored_rows is None:
+            part = encode_entries(
+                self.source,
+                entries,
+                self.encoder,
+                num_threads=threads,
+                on_done=lambda *_: self.check(),
+            )
+        else:
+            self.check()
+            part = self.stored_rows.encode_entries(self.source, entries)
         processed = {
             error["key"]: SeenPicture(stamps[error["key"]], "", error["reason"], error["detail"])
             for error in part.errors

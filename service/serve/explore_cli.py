@@ -45,7 +45,12 @@ class ExplorationFailed(MlcdError):
 
 @click.command()
 @click.argument("photos", required=False)
-@click.option("--model", default=STARTER, show_default=True, help="As for `mlcd serve`.")
+@click.option(
+    "--model",
+    default=STARTER,
+    show_default=True,
+    help="As for `mlcd serve`; or embeddings of the pictures, made or imported.",
+)
 @click.option(
     "--clusters", type=click.IntRange(1), help="How many groups.  [default: chosen by the pictures]"
 )

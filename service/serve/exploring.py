@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
+from mlcd.pipelines.stored_rows import StoredRows, holds_embeddings
 from mlcd.service.explore.exploration_thread import Exploration, ExplorationParts
 from mlcd.service.explore.place_state import COLLECTION, PlaceState
 from mlcd.service.inference.dispatched_encoder import DispatchedEncoder
@@ -46,12 +47,12 @@ def run_exploration(app: FastAPI) -> Iterator[Exploration | None]:
 
 def _open_exploration(app: FastAPI, resources: Resources) -> Exploration | None:
     settings = resources.settings
-    place, state_dir = settings.explore.place, settings.state_dir
+    place, state_dir, model = settings.explore.place, settings.state_dir, settings.model
     if place is None or state_dir is None:
         return None
     encoder, loop = resources.encoder, asyncio.get_running_loop()
     state = PlaceState(Path(state_dir))
-    facts = state.read_or_create(place, settings.model)
+    facts = state.read_or_create(place, model)
     if settings.explore.clusters is not None:
         facts = state.update(facts, clusters=settings.explore.clusters)
     store = resources.model.data.require_store()
@@ -66,6 +67,7 @@ def _open_exploration(app: FastAPI, resources: Resources) -> Exploration | None:
     )
     parts = ExplorationParts(
         encoder=DispatchedEncoder(encoder, resources.dispatcher, loop),
+        stored_rows=StoredRows(Path(model)) if holds_embeddings(model) else None,
         collection=collection,
         serve_centers=partial(_serve_centers, app, loop, state.path),
         read_given_names=partial(_read_given_names, state.path),

@@ -9,6 +9,7 @@ import sys
 import time
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,6 +18,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
+from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, free_port, refuse, run_mlcd, succeed, write_digits
 from tests.integration.running import until
 
@@ -110,6 +112,28 @@ def test_what_it_makes_is_what_the_public_commands_read(photos, tmp_path):
     assert [json.loads(line)["key"] for line in errors] == ["damaged.jpg"]
     commands = [line.split()[1] for line in said.splitlines() if line.startswith("  mlcd ")]
     assert commands == ["embed", "cluster", "label", "index", "serve"]
+
+
+def test_imported_vectors_are_explored_without_their_model(photos, tmp_path):
+    keys = sorted(keys_of(photos))
+    rows = unit_rows(np.random.default_rng(0).standard_normal((NUM - 20, 16)))
+    np.save(tmp_path / "theirs.npy", rows)
+    (tmp_path / "keys.txt").write_text("".join(f"{key}\n" for key in keys[20:]))
+    imported, state = tmp_path / "imported", tmp_path / "state"
+    options = "--model-name theirs --keys"
+    succeed("import", tmp_path / "theirs.npy", imported, *options.split(), tmp_path / "keys.txt")
+    printed = succeed(
+        "explore --once --model", imported, photos, "--state", state, run=run_mlcd
+    ).stdout
+    assert f"{NUM - 20} pictures, 21 files skipped" in printed
+    assert f"mlcd cluster {imported} " in printed
+    assert "mlcd embed" not in printed
+    with Collection.open(state / "collections" / "photos", read_only=True) as collection:
+        stored = {item.id: item.embedding for block in collection.items() for item in block}
+    assert sorted(stored) == keys[20:]
+    assert np.array_equal(np.stack([stored[key] for key in keys[20:]]), rows)
+    assert len(LabelTable.open(state / "labels").ids) == NUM - 20
+    refuse("embed --model", imported, photos, tmp_path / "no", contains="theirs (vectors only)")
 
 
 def test_the_next_run_takes_in_what_changed_and_keeps_the_groups(photos, tmp_path):

@@ -9,6 +9,9 @@ import tomllib
 import urllib.error
 import urllib.request
 
+import lance
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tests.conftest import free_port
@@ -68,6 +71,7 @@ COMMANDS = {
     ("train", "tensorboard"): (*CLUSTERED, f"mlcd {TRAIN} telemetry.tensorboard=true"),
     ("serve", "train"): ("mlcd demo --no-serve",),
     ("compiled",): CLUSTERED,
+    ("lance",): ("mlcd import v.lance emb --model-name theirs", *AFTER[:2]),
     ("layout",): (
         "mlcd embed many emb --model pixels",
         "mlcd index emb items --layout tsne",
@@ -126,6 +130,9 @@ def test_an_extra_brings_what_its_commands_need(extras, installation):
     (work / "names.json").write_text('{"0": "dark"}')
     (work / "words.txt").write_text("a dark photo\na light photo\n")
     (work / "links.txt").write_text("http://127.0.0.1:1/a.png\n")
+    if any("v.lance" in line for line in COMMANDS[extras]):
+        rows = np.random.default_rng(0).standard_normal((30, 8))
+        lance.write_dataset(pa.table({"vector": list(rows)}), work / "v.lance")
     if any(" many " in line for line in COMMANDS[extras]):
         write_images(work / "many", 120)
     status, listed = installed.run("mlcd", "--help")

@@ -1,8 +1,10 @@
 """Vectors of other programs become embeddings with the same bits."""
 
 import json
+from pathlib import Path
 
 import faiss
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -88,6 +90,17 @@ def save_cells(folder):
     return folder / "v.faiss", None
 
 
+def save_lance(folder):
+    """Two versions and two files; a deleted row does not count."""
+    names = ["deleted", *KEYS]
+    rows = np.concatenate([-ROWS[:1], ROWS])
+    vectors = pa.FixedSizeListArray.from_arrays(rows.reshape(-1), DIMENSION)
+    table = pa.table({"id": names, "vector": vectors, "caption": [""] * len(names)})
+    dataset = lance.write_dataset(table, folder / "v.lance", max_rows_per_file=200)
+    dataset.delete("id = 'deleted'")
+    return folder / "v.lance", KEYS
+
+
 def save_clip_retrieval(folder):
     """Twelve files, so that the tenth comes after the ninth only by its number."""
     (folder / "img_emb").mkdir()
@@ -110,6 +123,7 @@ def save_clip_retrieval(folder):
         save_ids,
         save_graph,
         save_cells,
+        save_lance,
         save_clip_retrieval,
     ],
 )
@@ -121,6 +135,34 @@ def test_rows_have_the_bits_of_the_source(tmp_path, save):
     assert list(imported.keys) == (keys or [f"{number:08d}" for number in range(NUM)])
     assert imported.artifact.summary["errors"] == 0
     assert {finding.kind for finding in verify(tmp_path / "out")} == {"embeddings", "vectors"}
+
+
+FIFTYONE = Path(__file__).parents[1] / "fiftyone_export"
+
+
+def test_an_export_of_fiftyone_gives_its_vectors_by_the_files_of_its_media(tmp_path):
+    """FiftyOne 1.22.1 exported six samples, the fourth without an `embedding`."""
+    theirs = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    theirs /= np.linalg.norm(theirs, axis=1, keepdims=True)
+    imported = run(FIFTYONE, tmp_path / "out", column="embedding")
+    assert list(imported.keys) == [f"cats/{number}.png" for number in (0, 1, 2, 4, 5)]
+    assert rows_of(imported).tobytes() == np.delete(theirs, 3, axis=0).tobytes()
+    (error,) = map(json.loads, imported.errors_file.read_text().splitlines())
+    assert (error["key"], error["reason"]) == ("cats/3.png", "no-embedding")
+    half = run(FIFTYONE, tmp_path / "half", column="half")
+    stored = np.load(half.artifact.path / "part-00000.npy")
+    assert stored.tobytes() == theirs.astype(np.float16).tobytes()
+    with pytest.raises(InvalidInput, match="name one with --column: embedding, half"):
+        run(FIFTYONE, tmp_path / "none")
+    for text in (
+        "{}",
+        '{"samples": [{"filepath": 3}]}',
+        "[",
+        '{"samples": [{"e": {"$binary": {}}}]}',
+    ):
+        (tmp_path / "samples.json").write_text(text)
+        with pytest.raises(InvalidInput, match=r"samples\.json"):
+            run(tmp_path, tmp_path / "none")
 
 
 def test_half_precision_stays_and_other_rows_are_normalized(tmp_path):
