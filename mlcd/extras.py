@@ -19,6 +19,7 @@ _DISTRIBUTIONS: Final = {
     "faiss": "faiss-cpu",
     "google": "protobuf",
     "grpc": "grpcio",
+    "lance": "pylance",
     "opentelemetry": "opentelemetry-sdk",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "skimage": "scikit-image",

@@ -1,4 +1,4 @@
-"""The command `mlcd train`; `mlcd evaluate` is imported from `training/evaluation`."""
+"""The command `mlcd train`."""
 
 import shlex
 from pathlib import Path
@@ -15,7 +15,6 @@ from mlcd.commands.common_options import (
 from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter
 from mlcd.training.delayed_exit import delayed_exit
-from mlcd.training.evaluation.cli import evaluate
 from mlcd.training.preemption import Interrupted, Preempted, preemptible
 from mlcd.world import is_first, torchrun_variable
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from mlcd.artifacts.manifest import Artifact
     from mlcd.training.config import RunConfig
     from mlcd.training.pairs.pairs_config import PairsConfig
-
-__all__ = ["evaluate", "train"]
 
 _INTERRUPTED = 130
 
