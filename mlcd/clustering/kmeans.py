@@ -321,7 +321,7 @@ class _Nearest:
 
 
 def _compiled_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
-    return CenterScan.compiled(centers, name)
+    return CenterScan.compiled(centers, name, wait=False)
 
 
 def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan:

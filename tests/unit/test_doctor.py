@@ -103,3 +103,12 @@ def test_a_cpuset_is_obeyed():
     )
     result = run_python(code)
     assert result.stdout.strip() == "1"
+
+
+def test_it_compiles_the_loops_once_per_machine(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    assert run_mlcd("doctor", "--compile", env=environment).returncode == 0
+    compiled = {path.name for path in tmp_path.rglob("*.nbc")}
+    assert {name.partition(".")[0] for name in compiled} == {"compiled_loops"}
+    assert run_mlcd("doctor", "--compile", env=environment).returncode == 0
+    assert {path.name for path in tmp_path.rglob("*.nbc")} == compiled
