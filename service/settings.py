@@ -34,11 +34,14 @@ from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.images.transform import DecodeMode
 from mlcd.locations import is_url
 from mlcd.service.log import Log
+from mlcd.service.timings import ENDPOINT_WAIT_S
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
 # variables of clients such as `mlcd jobs`, which may also be set in a shell that starts a server
 _CLIENT_NAMES = frozenset({"MLCD_API_KEY", "MLCD_WEBHOOK_SECRET"})
+# variables of secrets that only the engine's process reads
+_ENGINE_NAMES = frozenset({"MLCD_ENDPOINT_KEY", "MLCD_ENDPOINT_KEY_FILE"})
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -364,7 +367,8 @@ class Settings(BaseSettings):
 
     model: str
     """starter, a directory of `mlcd export`, other weights that `mlcd export` reads, an .onnx file
-    with its JSON, or an encoder without weights: hog, pixels."""
+    with its JSON, an endpoint openai+https://HOST/v1#NAME, or an encoder without weights: hog,
+    pixels."""
     centers: str | None = None
     """Centers to label with. Default: those in the model's directory."""
     engine: EngineName | Literal["triton", "fake"] = "auto"
@@ -439,6 +443,7 @@ class Settings(BaseSettings):
             num_threads=num_threads,
             exif=self.exif,
             decode=self.decode,
+            endpoint_wait_s=ENDPOINT_WAIT_S,
         )
 
     @model_validator(mode="after")
@@ -577,7 +582,7 @@ def as_text(value: object) -> str:
 def _check_names(names: Iterable[str]) -> None:
     known_names = setting_names()
     for name in names:
-        if name not in known_names and name not in _CLIENT_NAMES:
+        if name not in known_names and name not in _CLIENT_NAMES | _ENGINE_NAMES:
             close = difflib.get_close_matches(name, known_names, n=1)
             remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known_names)}"
             raise ConfigInvalid(f"unknown setting {name}", remedy=remedy)

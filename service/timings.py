@@ -50,6 +50,10 @@ ENGINE_END_S: Final = 1.0  # an idle engine ends within milliseconds, otherwise 
 READY_FRESH_S: Final = 0.5
 RETIREMENT_S: Final = 1.0  # after the deadline, when a former model's requests must have ended
 
+# For an endpoint that is away, before a batch fails: shorter than MLCD_BATCH_TIMEOUT_S, after which
+# the engine would count as hanging. The service itself tries again.
+ENDPOINT_WAIT_S: Final = 4.0
+
 # Triton
 TRITON_LOAD_S: Final = 600.0  # building a TensorRT engine for a large model takes minutes
 # Retry-After while Triton is down: the service cannot know when it will be back; its encoder checks

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--model",
     required=True,
     help="starter, a model artifact, other weights that `mlcd export` accepts, an .onnx file with"
-    " its JSON, hog or pixels.",
+    " its JSON, an endpoint openai+https://HOST/v1#NAME, hog or pixels.",
 )
 @encoder_options
 @url_options

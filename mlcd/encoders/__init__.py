@@ -1,6 +1,8 @@
 """Opens encoders (prepared pixels to embeddings) by name; each engine has its own file."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 
 from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact, read_manifest
 from mlcd.encoders.encoder import Encoder
+from mlcd.encoders.endpoint_forms import is_endpoint
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid, NoTextTower, NotFound
 from mlcd.extras import install_command, install_command_for, missing_package
@@ -57,22 +60,27 @@ def choose_engine(devices: Path = _DEVICES) -> Choice:
 
 
 def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
-    """Opens a model artifact, an `.onnx` file with its JSON, `hog`, `pixels` or embeddings without
-    their model, and warms it up.
+    """Opens a model artifact, embeddings without their model, an `.onnx` file with its JSON, an
+    endpoint, `hog` or `pixels`, and warms it up.
 
-    Raises NotFound, ConfigInvalid or ArtifactInvalid; each names what is missing.
+    Raises NotFound, ConfigInvalid or ArtifactInvalid; each names what is missing. Raises
+    Unavailable for an endpoint that is away.
     """
-    try:
+    with _explain_missing_package(spec):
         encoder = _open(spec, options)
-    except ImportError as error:
-        raise _package_missing(spec, error) from error
     _override_preprocessing(encoder, spec, options)
-    _warm_up(encoder)
+    if not is_endpoint(spec):
+        _warm_up(encoder)
     return encoder
 
 
 def has_text(spec: str) -> bool:
-    """Tells from its manifest whether a model also embeds texts."""
+    """Tells from its manifest, or an endpoint's answers, whether a model also embeds texts."""
+    if is_endpoint(spec):
+        with _explain_missing_package(spec):
+            from mlcd.encoders import endpoint
+
+            return endpoint.endpoint_has_text(spec)
     path = Path(spec)
     return (path / MANIFEST).is_file() and _TEXT_SETTINGS in read_manifest(path).files
 
@@ -82,15 +90,25 @@ def open_text_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> "TextEnc
 
     Raises NoTextTower if the model embeds only images, and the errors of `open_encoder`.
     """
+    if is_endpoint(spec):
+        with _explain_missing_package(spec):
+            return _open_endpoint_text(spec, options)
     if not has_text(spec):
         if spec not in _CLASSICAL and not Path(spec).exists():
             raise _model_missing(spec)
         raise NoTextTower(spec)
-    try:
+    with _explain_missing_package(spec):
         encoder = _open_text(open_artifact(Path(spec), "model"), options)
-    except ImportError as error:
-        raise _package_missing(spec, error) from error
     encoder.encode(encoder.tokenizer(["a photo"]))
+    return encoder
+
+
+def _open_endpoint_text(spec: str, options: EncoderOptions) -> "TextEncoder":
+    from mlcd.encoders import endpoint
+
+    encoder = endpoint.open_endpoint_text(spec, options)
+    preprocess = encoder.preprocess
+    encoder.fingerprint = _apply_options(None, encoder.fingerprint, preprocess, options)[1]
     return encoder
 
 
@@ -132,9 +150,8 @@ def _select_engine(
 
 
 def _override_preprocessing(encoder: Encoder, spec: str, options: EncoderOptions) -> None:
-    artifact = (
-        open_artifact(Path(spec), verify_files=False) if (Path(spec) / MANIFEST).is_file() else None
-    )
+    is_artifact = not is_endpoint(spec) and (Path(spec) / MANIFEST).is_file()
+    artifact = open_artifact(Path(spec), verify_files=False) if is_artifact else None
     encoder.preprocess, encoder.fingerprint = _apply_options(
         artifact, encoder.fingerprint, encoder.preprocess, options
     )
@@ -162,6 +179,10 @@ def _apply_options(
 
 
 def _open(spec: str, options: EncoderOptions) -> Encoder:
+    if is_endpoint(spec):
+        from mlcd.encoders import endpoint
+
+        return endpoint.open_endpoint(spec, options)
     if spec in _CLASSICAL:
         if options.engine != "auto":
             raise ConfigInvalid(
@@ -196,16 +217,20 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
 def _model_missing(spec: str) -> NotFound:
     return NotFound(
         f"the model {spec} does not exist",
-        remedy="give starter, a directory of `mlcd export`, an .onnx file, hog or pixels",
+        remedy="give starter, a directory of `mlcd export`, an .onnx file, the URL of an endpoint,"
+        " hog or pixels",
     )
 
 
-def _package_missing(spec: str, error: ImportError) -> ConfigInvalid:
-    package = missing_package(error)
-    return ConfigInvalid(
-        f"{spec} needs the package {package}, which is not installed",
-        remedy=install_command_for(package, likely="serve"),
-    )
+@contextmanager
+def _explain_missing_package(spec: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigInvalid(
+            f"{spec} needs the package {missing_package(error)}, which is not installed",
+            remedy=install_command_for(missing_package(error), likely="serve"),
+        ) from error
 
 
 def _open_classical(name: str) -> Encoder:

@@ -14,6 +14,7 @@ class EncoderOptions:
 
     num_threads: number of threads; 0 means one per core that the process may use. exif, decode:
     replace the values of the model's preprocessing, which changes the fingerprint; None keeps them.
+    endpoint_wait_s: longest wait in seconds for an endpoint that is away; None for its own.
     """
 
     precision: Precision = field(default="fp32", metadata={"choices": get_args(Precision)})
@@ -33,6 +34,7 @@ class EncoderOptions:
             "help": "fast: JPEG at a fraction of its size.",
         },
     )
+    endpoint_wait_s: float | None = None
 
 
 DEFAULTS = EncoderOptions()

@@ -16,6 +16,7 @@ from platformdirs import user_cache_path
 from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.disk import hold_lock, translate_os_errors
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
+from mlcd.encoders.endpoint_forms import is_endpoint
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.export.starter.artifact import STARTER, starter_digest
 from mlcd.extras import install_command
@@ -39,6 +40,8 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
     artifact at a URL is downloaded. Embeddings stand for their model, which is absent. announce:
     called with a message when an export starts. Raises the errors of `mlcd export`.
     """
+    if is_endpoint(spec):
+        return spec
     if is_url(spec):
         spec = str(fetch_copy(spec))
     path = Path(spec)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 from mlcd.encoders import has_text, open_encoder, open_text_encoder
 from mlcd.encoders.encoder import Encoder
+from mlcd.encoders.endpoint_forms import is_endpoint
 from mlcd.encoders.text_encoder import TextEncoder
+from mlcd.models.text_as_ids import Utf8Tokenizer
 from mlcd.models.text_part import FOLDER
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.service.inference.engine.fake import PREFIX, FakeEncoder, FakeTextEncoder, fake_tokenizer
@@ -32,4 +34,6 @@ def find_tokenizer(spec: str) -> Tokenizer | None:
     """
     if spec.startswith(PREFIX):
         return fake_tokenizer(spec)
-    return Tokenizer.open(Path(spec) / FOLDER) if has_text(spec) else None
+    if not has_text(spec):
+        return None
+    return Utf8Tokenizer() if is_endpoint(spec) else Tokenizer.open(Path(spec) / FOLDER)
