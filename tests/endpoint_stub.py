@@ -35,8 +35,9 @@ class Stub:
     of the rows that returns the body's rows. requests: (path, headers, body) of all so far.
     """
 
-    def __init__(self, form="openai", *, texts=True, images=True):
-        self.form, self.texts, self.images = form, texts, images
+    def __init__(self, form="openai", *, texts=True, images=True, tls=None):
+        """tls: the context of a server of https."""
+        self.form, self.texts, self.images, self.tls = form, texts, images, tls
         self.port, self.turn, self.noise, self.sleep_s = free_port(), 0, 0.0, 0.0
         self.failures, self.requests, self.refuse = [], [], lambda _: None
         self.up()
@@ -44,7 +45,8 @@ class Stub:
     def url(self, **query):
         version = {"cohere": "v2", "tei": ""}.get(self.form, "v1")
         fields = "&".join(f"{name}={value}" for name, value in ({"size": SIDE} | query).items())
-        return f"{self.form}+http://127.0.0.1:{self.port}/{version}?{fields}#org/Some-Model"
+        scheme = "https" if self.tls else "http"
+        return f"{self.form}+{scheme}://127.0.0.1:{self.port}/{version}?{fields}#org/Some-Model"
 
     def up(self):
         stub = self
@@ -75,6 +77,8 @@ class Stub:
 
         self.connections = []
         self._server = Server(("127.0.0.1", self.port), Handler)
+        if self.tls:
+            self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def down(self):

@@ -34,7 +34,7 @@ from mlcd.encoders.endpoint_forms import (
     read_rows,
     to_data_uri,
 )
-from mlcd.encoders.options import DEFAULTS, EncoderOptions
+from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.unit_rows import check_batch, unit_or_zero
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NoTextTower, Unavailable
 from mlcd.images.transform import PreprocessSpec
@@ -51,6 +51,7 @@ _ANSWER_BYTES: Final = 65_536  # of an answer, without its rows
 _ROW_BYTES: Final = 2**19  # 16,384 numbers of 32 characters
 # An endpoint that has not answered this client is more likely to be misspelled than to be away.
 _FIRST_WAIT_S: Final = 30.0
+_QUESTION_WAIT_S: Final = 4.0  # for the question whether it embeds texts: a server starts with it
 # Answers to a probe vary with the other items of a batch, on a GPU in bf16 by about 0.0005.
 _MIN_COSINE: Final = 0.999
 _PNG_LEVEL: Final = 1  # a third of the time of the default, for files larger by a tenth
@@ -323,7 +324,8 @@ def endpoint_has_text(spec: str) -> bool:
     """Tells whether an endpoint embeds texts, from its record; without one, asks it."""
     address = EndpointAddress.parse(spec)
     if (probed := _read_record(_record_path(address))) is None:
-        with closing(_Endpoint(address, "image", DEFAULTS)) as endpoint:
+        options = EncoderOptions(endpoint_wait_s=_QUESTION_WAIT_S)
+        with closing(_Endpoint(address, "image", options)) as endpoint:
             probed = endpoint.probed
     return probed.texts is not None
 

@@ -31,6 +31,7 @@ _KEY: Final = re.compile(r"[!-~]{1,8192}")
 _MAX_KEY_FILE_BYTES: Final = 16_384
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 60.0  # for one answer: a request of 16 images takes a large model seconds
+_POLL_S: Final = 0.2  # interval at which a read checks whether the client has closed
 _FIRST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 8.0
 _JITTER_S: Final = 2.0
@@ -91,7 +92,7 @@ class EndpointClient:
         self._pool = httpcore.ConnectionPool(
             httpcore.default_ssl_context() if address.scheme == "https" else None,
             max_connections=address.parallel,
-            network_backend=_CheckedNetwork(is_plain=address.scheme == "http"),
+            network_backend=_CheckedNetwork(self._closed, is_plain=address.scheme == "http"),
         )
 
     def post(self, path: str, body: Mapping[str, Any], *, max_bytes: int) -> Any:
@@ -110,6 +111,8 @@ class EndpointClient:
             try:
                 return self._post_once(path, content, max_bytes)
             except _Away as away:
+                if self._closed.is_set():
+                    raise Unavailable("the encoder is closed") from away
                 now = time.monotonic()
                 away_since = now if away_since is None else away_since
                 if away.outage:
@@ -126,7 +129,7 @@ class EndpointClient:
                 self._closed.wait(pause_s)
 
     def close(self) -> None:
-        """Closes the connections, and ends waits for the endpoint."""
+        """Closes the connections, and ends waits for the endpoint and for answers."""
         self._closed.set()
         self._pool.close()
 
@@ -235,8 +238,8 @@ class _CheckedNetwork(httpcore.NetworkBackend):
     Never to link-local ones, such as a cloud's metadata; without TLS, not to public ones.
     """
 
-    def __init__(self, *, is_plain: bool) -> None:
-        self._is_plain = is_plain
+    def __init__(self, closed: threading.Event, *, is_plain: bool) -> None:
+        self._closed, self._is_plain = closed, is_plain
         self._backend = httpcore.SyncBackend()
 
     def connect_tcp(
@@ -255,11 +258,13 @@ class _CheckedNetwork(httpcore.NetworkBackend):
         failure: Exception = httpcore.ConnectError()
         for address in addresses:
             try:
-                return self._backend.connect_tcp(
+                stream = self._backend.connect_tcp(
                     address, port, timeout, local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
+            else:
+                return _ClosableStream(stream, self._closed)
         raise failure
 
     def _check(self, host: str, text: str) -> None:
@@ -272,6 +277,43 @@ class _CheckedNetwork(httpcore.NetworkBackend):
                 f"an endpoint with http must have a private address, got {text} of {host}",
                 remedy="use https",
             )
+
+
+class _ClosableStream(httpcore.NetworkStream):
+    """A connection whose reads end when the client closes: closing a socket does not end a read of
+    another thread, and the process would wait for that thread after Ctrl-C.
+    """
+
+    def __init__(self, stream: httpcore.NetworkStream, closed: threading.Event) -> None:
+        self._stream, self._closed = stream, closed
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        end = time.monotonic() + (_ANSWER_S if timeout is None else timeout)
+        while not self._closed.is_set():
+            try:
+                return self._stream.read(max_bytes, _POLL_S)
+            except httpcore.ReadTimeout:
+                if time.monotonic() >= end:
+                    raise
+        raise httpcore.ReadError
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _ClosableStream(stream, self._closed)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
 
 
 def _read_key(environment: Mapping[str, str]) -> str | None:

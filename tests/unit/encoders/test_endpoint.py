@@ -3,11 +3,15 @@
 import hashlib
 import json
 import logging
+import shutil
+import ssl
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from threading import Timer
+from threading import Lock, Timer
 
 import numpy as np
 import pytest
@@ -394,6 +398,65 @@ def test_the_address_without_what_leaves_the_rows_alone():
         2,
         "/v1",
     )
+
+
+def test_a_certificate_is_checked(tmp_path, monkeypatch):
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    command += " -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    command = [*command.split(), "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    stub = Stub(tls=context)
+    with pytest.raises(ConfigInvalid, match="has no valid certificate: name its CA with SSL_CERT"):
+        open_encoder(stub.url())
+    assert not stub.requests
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    np.testing.assert_array_equal(encode(stub.url()), pixels())
+    stub.down()
+
+
+def test_ctrl_c_does_not_wait_for_an_answer(stub):
+    encoder = open_encoder(stub.url())
+    stub.sleep_s = 20
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(encoder.encode, IMAGES)
+        time.sleep(0.3)
+        encoder.close()
+        with pytest.raises(Unavailable, match="closed"):
+            waiting.result(timeout=3)
+
+
+def test_an_endless_answer_ends(stub, monkeypatch):
+    monkeypatch.setattr(endpoint_client, "_ANSWER_S", 0.5)
+    with closing(open_encoder(stub.url(wait=1))) as encoder:
+        stub.sleep_s = 3
+        with pytest.raises(Unavailable, match=r"cannot be reached \(ReadTimeout\), and has not"):
+            encoder.encode(IMAGES[:3])
+
+
+def test_requests_run_in_parallel_but_not_more_than_allowed(stub):
+    with closing(open_encoder(stub.url(batch=1, parallel=5))) as encoder:
+        running, most, lock, answer = 0, 0, Lock(), stub.answer
+
+        def count(*request):
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.05)
+            with lock:
+                running -= 1
+            return answer(*request)
+
+        stub.answer = count
+        with ThreadPoolExecutor(3) as pool:
+            for rows in pool.map(encoder.encode, [IMAGES] * 3):
+                np.testing.assert_array_equal(rows, pixels())
+        assert most == 5
 
 
 def test_options_of_an_engine_are_refused(stub):
