@@ -82,7 +82,7 @@ class Stub:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def down(self):
-        """As a killed server: the port is closed, and so is every connection."""
+        """Closes the port and every connection, as the kill of a server does."""
         self._server.shutdown()
         self._server.server_close()
         for connection in self.connections:

@@ -142,7 +142,10 @@ class _Endpoint:
         """
         starts = range(0, len(items), self._batch)
         parts = [items[start : start + self._batch] for start in starts]
-        pending = [self._threads.submit(self._embed_part, part) for part in parts]
+        try:
+            pending = [self._threads.submit(self._embed_part, part) for part in parts]
+        except RuntimeError as error:
+            raise Unavailable("the encoder is closed") from error
         try:
             rows = [future.result() for future in pending]
         except BaseException:

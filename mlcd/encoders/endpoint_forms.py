@@ -37,7 +37,7 @@ class AnswerMalformed(Exception):
 
 
 @dataclass(frozen=True)
-class Dialect:
+class WireForm:
     """The form in which a kind of server takes items and answers with rows.
 
     path: added to the endpoint's path. max_items: items per request. image_body, text_body: the
@@ -134,7 +134,7 @@ def to_data_uri(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def read_rows(dialect: Dialect, answer: Any, num: int) -> NDArray[np.float32]:
+def read_rows(dialect: WireForm, answer: Any, num: int) -> NDArray[np.float32]:
     """Returns the rows of an answer to `num` items, [num, D] float32; they may be not finite.
 
     Raises AnswerMalformed.
@@ -201,7 +201,7 @@ def _in_message(name: str, part: dict[str, Any]) -> dict[str, Any]:
 
 DIALECTS: Final = {
     # With `modality`, as Infinity, NIM and mlcd take it.
-    "openai": Dialect(
+    "openai": WireForm(
         "/embeddings",
         256,
         lambda name, uris: {
@@ -219,21 +219,21 @@ DIALECTS: Final = {
         _read_listed,
     ),
     # Texts as messages, too: the model's chat template must apply to both or to neither.
-    "vllm": Dialect(
+    "vllm": WireForm(
         "/embeddings",
         1,
         lambda name, uris: _in_message(name, {"type": "image_url", "image_url": {"url": uris[0]}}),
         lambda name, texts: _in_message(name, {"type": "text", "text": texts[0]}),
         _read_listed,
     ),
-    "tei": Dialect(
+    "tei": WireForm(
         "/embed",
         256,
         lambda _, uris: {"inputs": [*uris], "truncate": True},
         lambda _, texts: {"inputs": [*texts], "truncate": True},
         lambda answer: answer,
     ),
-    "cohere": Dialect(
+    "cohere": WireForm(
         "/embed",
         96,
         lambda name, uris: {
@@ -250,7 +250,7 @@ DIALECTS: Final = {
         },
         _read_cohere,
     ),
-    "jina": Dialect(
+    "jina": WireForm(
         "/embeddings",
         256,
         lambda name, uris: {

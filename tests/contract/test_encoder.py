@@ -14,6 +14,7 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound, Unavailable
 from mlcd.images.decode import decode
+from tests.endpoint_stub import Stub
 
 
 def external_onnx(folder, **changes):
@@ -45,9 +46,15 @@ def external_onnx(folder, **changes):
     return folder / "tiny.onnx"
 
 
-@pytest.fixture(params=["hog", "pixels", "external", "openvino", "openvino int8", "torch"])
-def encoder(request, tmp_path):
-    if request.param == "external":
+@pytest.fixture(
+    params=["hog", "pixels", "external", "endpoint", "openvino", "openvino int8", "torch"]
+)
+def encoder(request, tmp_path, monkeypatch):
+    stub = None
+    if request.param == "endpoint":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        opened = open_encoder((stub := Stub()).url())
+    elif request.param == "external":
         opened = open_encoder(str(external_onnx(tmp_path)))
     elif request.param == "openvino int8":
         model = request.getfixturevalue("int8_model")
@@ -61,6 +68,8 @@ def encoder(request, tmp_path):
         opened = open_encoder(request.param)
     yield opened
     opened.close()
+    if stub is not None:
+        stub.down()
 
 
 def images(encoder, num):
