@@ -55,7 +55,7 @@ _QUESTION_WAIT_S: Final = 4.0  # for the question whether it embeds texts: a ser
 # Answers to a probe vary with the other items of a batch, on a GPU in bf16 by about 0.0005.
 _MIN_COSINE: Final = 0.999
 _PNG_LEVEL: Final = 1  # a third of the time of the default, for files larger by a tenth
-_OTHER_PNG_LEVEL: Final = 0
+_OTHER_PNG_LEVEL: Final = 9  # gives other bytes for the same pixels
 _CLIP_SCALE: Final = 100.0  # the factor of cosines that CLIP learned; an endpoint does not say its
 _PROBE_TEXTS: Final = (
     "a photo of a dog",
@@ -227,7 +227,8 @@ class _Endpoint:
         """Asks for the probes for the first time. Raises ConfigInvalid without images."""
         try:
             images = self._ask_probes("image", None)
-            same = self._ask("image", [_png_uri(_probe_images(self.address.size)[0], 0)], None)
+            first = _probe_images(self.address.size)[0]
+            same = self._ask("image", [_png_uri(first, _OTHER_PNG_LEVEL)], None)
         except ItemsRejected as error:
             raise ConfigInvalid(
                 f"a model must embed images: {error.message}",

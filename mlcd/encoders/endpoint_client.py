@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -85,7 +86,7 @@ class EndpointClient:
         """
         self.outages = 0
         self._address, self._wait_s, self._first_wait_s = address, wait_s, first_wait_s
-        self._has_answered = False
+        self._has_answered, self._warned_at = False, -math.inf
         self._key = _read_key(os.environ)  # noqa: TID251 - command lines show keys
         self._closed = threading.Event()
         # No proxy, password or certificate of the environment is used, and no redirect followed.
@@ -124,7 +125,9 @@ class EndpointClient:
                         f"{self} {away}, and has not recovered within {wait_s:g} s",
                         remedy="repeat the command when it is back: finished work stays",
                     ) from away
-                if now == away_since:
+                # once for all threads
+                if now - self._warned_at > wait_s:
+                    self._warned_at = now
                     _log.warning("%s %s: trying again for up to %g s", self, away, wait_s)
                 self._closed.wait(pause_s)
 

@@ -19,7 +19,7 @@ from mlcd.errors import ConfigInvalid
 ItemKind = Literal["image", "text"]
 
 _SCHEME: Final = re.compile(r"([a-z]+)\+(https?://.*)", re.DOTALL)
-_NAME: Final = re.compile(r"[!-~]{1,128}")
+_NAME: Final = re.compile(r"[!->@-~]{1,128}")
 _HOST: Final = re.compile(r"[A-Za-z0-9._:-]+")
 _PATH: Final = re.compile(r"[!-~]*")
 # default and limits of each field of the query
@@ -100,8 +100,8 @@ class EndpointAddress:
         if not _NAME.fullmatch(name):
             raise ConfigInvalid(
                 "an endpoint needs the name of its model after #, of 1 to 128 printable ASCII"
-                f" characters, got {len(name)}",
-                remedy=_REMEDY,
+                f" characters without spaces and ?, got {len(name)}",
+                remedy=f"{_REMEDY}, a query before #",
             )
         size, batch, parallel, wait_s = _read_fields(parts).values()
         scheme: Literal["http", "https"] = "https" if parts.scheme == "https" else "http"
