@@ -273,7 +273,7 @@ def load_model(
     decode: DecodeMode | None = None,
 ) -> Model:
     """Opens a model: an artifact of `mlcd export`, weights in another supported format, an .onnx
-    file with its preprocessing JSON, "hog" or "pixels".
+    file with its preprocessing JSON, "openai+https://HOST/v1#NAME", "hog" or "pixels".
 
     num_threads: number of threads; 0 uses every core available to this process. exif, decode:
     override the model's preprocessing. Raises NotFound, ConfigInvalid or ArtifactInvalid, naming

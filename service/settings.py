@@ -483,6 +483,8 @@ def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> S
     suggesting the nearest known name, and for bad values.
     """
     lines = {} if file is None else _read_lines(file)
+    if misplaced := _ENGINE_NAMES & lines.keys():
+        raise ConfigInvalid(f"{min(misplaced)} must be set in the environment, got it in {file}")
     names = [name for name in os.environ if name.startswith(_PREFIX)]  # noqa: TID251
     _check_names([*lines, *names])
     try:

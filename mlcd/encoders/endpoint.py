@@ -9,6 +9,7 @@ import io
 import json
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -112,6 +113,8 @@ class _Endpoint:
             address, wait_s=wait_s, first_wait_s=min(wait_s, _FIRST_WAIT_S)
         )
         self._threads = ThreadPoolExecutor(address.parallel, thread_name_prefix="endpoint")
+        # a model of `mlcd.load_model` is not closed, but forgotten
+        self._close = weakref.finalize(self, _close, self._client, self._threads)
         self._checking = threading.Lock()
         self._checked_outages = 0
         try:
@@ -155,8 +158,7 @@ class _Endpoint:
         return np.concatenate([np.empty((0, self.dimension), np.float32), *rows])
 
     def close(self) -> None:
-        self._client.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._close()
 
     def _embed_part(self, items: Sequence[Callable[[], str]]) -> Embeddings:
         rows = self._embed_or_split([item() for item in items])
@@ -332,6 +334,11 @@ def endpoint_has_text(spec: str) -> bool:
         with closing(_Endpoint(address, "image", options)) as endpoint:
             probed = endpoint.probed
     return probed.texts is not None
+
+
+def _close(client: EndpointClient, threads: ThreadPoolExecutor) -> None:
+    client.close()
+    threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _parse(spec: str, options: EncoderOptions) -> EndpointAddress:

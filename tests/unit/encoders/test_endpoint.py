@@ -16,6 +16,7 @@ from threading import Lock, Timer
 import numpy as np
 import pytest
 
+import mlcd
 from mlcd.encoders import endpoint_client, has_text, open_encoder, open_text_encoder
 from mlcd.encoders.endpoint import _probe_images
 from mlcd.encoders.endpoint_forms import DIALECTS, EndpointAddress
@@ -471,6 +472,13 @@ def test_options_of_an_engine_are_refused(stub):
     encoder.close()
     with pytest.raises(Unavailable, match="closed"):
         encoder.encode(IMAGES)
+
+
+def test_python_takes_it_as_any_model(stub):
+    model = mlcd.load_model(stub.url())
+    np.testing.assert_array_equal(model.embed(list(IMAGES.transpose(0, 2, 3, 1))), pixels())
+    np.testing.assert_allclose(model.embed_texts(TEXTS), text_rows(), atol=1e-6)
+    assert model.name == "Some-Model"
 
 
 def test_a_spec_is_the_same_on_every_machine(stub):

@@ -63,6 +63,7 @@ def test_the_environment_wins_over_the_file_and_options_over_both(tmp_path, monk
     ("line", "message"),
     [
         ("MLCD_MODLE=x", "unknown setting MLCD_MODLE: did you mean MLCD_MODEL"),
+        ("MLCD_ENDPOINT_KEY=x", "MLCD_ENDPOINT_KEY must be set in the environment"),
         ("MODEL=x", "unknown setting MODEL: did you mean MLCD_MODEL"),
         ("MLCD_PORT=many", "MLCD_PORT"),
         ("MLCD_PORT", "cannot be read: give lines NAME=value"),
