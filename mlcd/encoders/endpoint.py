@@ -177,7 +177,7 @@ class _Endpoint:
             if len(contents) > 1:
                 return np.concatenate([self._embed_or_split([content]) for content in contents])
         try:
-            self._ask(self._kind, _probes(self._kind, self.address.size)[:1], self.dimension)
+            self._ask(self._kind, _make_probes(self._kind, self.address.size)[:1], self.dimension)
         except ItemsRejected as error:  # it refuses everything
             raise ConfigInvalid(error.message) from error
         return np.zeros((1, self.dimension), np.float32)
@@ -195,15 +195,15 @@ class _Endpoint:
                 f"{self._client} answers with {error}", remedy="is it of this dialect?"
             ) from error
         if dimension is not None and rows.shape[1] != dimension:
-            raise self._drifted(f"{rows.shape[1]} numbers, {dimension} before")
+            raise self._describe_drift(f"{rows.shape[1]} numbers, {dimension} before")
         return unit_or_zero(rows)
 
     def _ask_probes(self, kind: ItemKind, dimension: int | None) -> Embeddings:
-        probes = _probes(kind, self.address.size)
-        parts = [
-            self._ask(kind, probes[start : start + self._batch], dimension)
-            for start in range(0, len(probes), self._batch)
-        ]
+        probes = _make_probes(kind, self.address.size)
+        parts: list[Embeddings] = []
+        for start in range(0, len(probes), self._batch):
+            parts.append(self._ask(kind, probes[start : start + self._batch], dimension))
+            dimension = parts[0].shape[1]
         return np.concatenate(parts)
 
     def _check_probes(self) -> None:
@@ -213,12 +213,12 @@ class _Endpoint:
         try:
             rows = self._ask_probes(self._kind, self.dimension)
         except ItemsRejected as error:
-            raise self._drifted(error.message) from error
+            raise self._describe_drift(error.message) from error
         cosine = float((rows * recorded).sum(axis=1).min())
         if cosine < _MIN_COSINE:
-            raise self._drifted(f"a probe has the cosine {cosine:.4f} to its record")
+            raise self._describe_drift(f"a probe has the cosine {cosine:.4f} to its record")
 
-    def _drifted(self, change: str) -> ConfigInvalid:
+    def _describe_drift(self, change: str) -> ConfigInvalid:
         return ConfigInvalid(
             f"the answers of {self.address} have drifted: another model is behind it ({change})",
             remedy="restore the model; or, to start anew with the present model, remove"
@@ -229,8 +229,8 @@ class _Endpoint:
         """Asks for the probes for the first time. Raises ConfigInvalid without images."""
         try:
             images = self._ask_probes("image", None)
-            first = _probe_images(self.address.size)[0]
-            same = self._ask("image", [_png_uri(first, _OTHER_PNG_LEVEL)], None)
+            first = draw_probe_images(self.address.size)[0]
+            same = self._ask("image", [_write_png_uri(first, _OTHER_PNG_LEVEL)], None)
         except ItemsRejected as error:
             raise ConfigInvalid(
                 f"a model must embed images: {error.message}",
@@ -268,13 +268,15 @@ class EndpointEncoder:
     job_batch = _JOB_BATCH
 
     def __init__(self, endpoint: _Endpoint) -> None:
-        self._endpoint, self.name = endpoint, _name_of(endpoint.address)
+        self._endpoint, self.name = endpoint, _derive_name(endpoint.address)
         self.fingerprint, self.dimension = endpoint.fingerprint, endpoint.dimension
-        self.preprocess = _preprocess(endpoint.address)
+        self.preprocess = _make_preprocess(endpoint.address)
 
     def encode(self, images: ImageBatch) -> Embeddings:
         check_batch(images, self._endpoint.address.size)
-        return self._endpoint.embed([partial(_png_uri, image, _PNG_LEVEL) for image in images])
+        return self._endpoint.embed(
+            [partial(_write_png_uri, image, _PNG_LEVEL) for image in images]
+        )
 
     def close(self) -> None:
         self._endpoint.close()
@@ -291,9 +293,9 @@ class EndpointTextEncoder:
         from mlcd.encoders.text_encoder import Calibration
         from mlcd.models.text_as_ids import Utf8Tokenizer
 
-        self._endpoint, self.name = endpoint, _name_of(endpoint.address)
+        self._endpoint, self.name = endpoint, _derive_name(endpoint.address)
         self.fingerprint, self.dimension = endpoint.fingerprint, endpoint.dimension
-        self.preprocess = _preprocess(endpoint.address)
+        self.preprocess = _make_preprocess(endpoint.address)
         self.tokenizer, self.calibration = Utf8Tokenizer(), Calibration(_CLIP_SCALE)
 
     def encode(self, ids: TokenBatch) -> Embeddings:
@@ -351,11 +353,11 @@ def _parse(spec: str, options: EncoderOptions) -> EndpointAddress:
     return EndpointAddress.parse(spec)
 
 
-def _preprocess(address: EndpointAddress) -> PreprocessSpec:
+def _make_preprocess(address: EndpointAddress) -> PreprocessSpec:
     return PreprocessSpec(address.size, address.size, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
 
-def _name_of(address: EndpointAddress) -> str:
+def _derive_name(address: EndpointAddress) -> str:
     """Returns a valid name of a model from the last part of the endpoint's name."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", address.name.rpartition("/")[2]).strip(".-_")
     return name or "model"
@@ -364,7 +366,7 @@ def _name_of(address: EndpointAddress) -> str:
 def _record_path(address: EndpointAddress) -> Path:
     digest = hashlib.sha256(str(address).encode()).hexdigest()[:16]
     folder = user_cache_path("mlcd", appauthor=False) / "endpoints"
-    return folder / f"{_name_of(address)[:60]}-{digest}.safetensors"
+    return folder / f"{_derive_name(address)[:60]}-{digest}.safetensors"
 
 
 def _read_or_record(address: EndpointAddress, probe: Callable[[], _Probed]) -> tuple[_Probed, bool]:
@@ -399,13 +401,13 @@ def _read_record(path: Path) -> _Probed | None:
         ) from error
 
 
-def _probes(kind: ItemKind, size: int) -> list[str]:
+def _make_probes(kind: ItemKind, size: int) -> list[str]:
     if kind == "text":
         return [*_PROBE_TEXTS]
-    return [_png_uri(image, _PNG_LEVEL) for image in _probe_images(size)]
+    return [_write_png_uri(image, _PNG_LEVEL) for image in draw_probe_images(size)]
 
 
-def _png_uri(image: NDArray[np.uint8], level: int) -> str:
+def _write_png_uri(image: NDArray[np.uint8], level: int) -> str:
     """Returns uint8 [3, H, W] as a data-URI."""
     file = io.BytesIO()
     Image.fromarray(image.transpose(1, 2, 0)).save(file, "PNG", compress_level=level)
@@ -413,7 +415,7 @@ def _png_uri(image: NDArray[np.uint8], level: int) -> str:
 
 
 @cache
-def _probe_images(size: int) -> NDArray[np.uint8]:
+def draw_probe_images(size: int) -> NDArray[np.uint8]:
     """Returns the probe images, [8, 3, size, size]: gradients, stripes, shapes and noise."""
     y, x = np.mgrid[:size, :size]
     ramp_x, ramp_y = x * 255 // (size - 1), y * 255 // (size - 1)

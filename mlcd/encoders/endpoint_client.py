@@ -147,8 +147,8 @@ class EndpointClient:
         try:
             with self._pool.stream(
                 "POST",
-                self._target(path),
-                headers=self._headers(len(content)),
+                self._make_target(path),
+                headers=self._make_headers(len(content)),
                 content=content,
                 extensions={
                     "timeout": {"connect": _CONNECT_S, "read": _ANSWER_S, "write": _ANSWER_S}
@@ -167,7 +167,7 @@ class EndpointClient:
             raise _Away(f"cannot be reached ({type(error).__name__})") from error
         self._has_answered = True
         if response.status != _OK:
-            raise self._refusal(response, raw)
+            raise self._explain_refusal(response, raw)
         try:
             return json.loads(raw)
         except (ValueError, RecursionError) as error:
@@ -188,7 +188,7 @@ class EndpointClient:
                 raise _Away(f"did not finish an answer within {_ANSWER_S:g} s")
         return bytes(raw)
 
-    def _target(self, path: str) -> httpcore.URL:
+    def _make_target(self, path: str) -> httpcore.URL:
         return httpcore.URL(
             scheme=self._address.scheme.encode(),
             host=self._address.host.encode(),
@@ -196,7 +196,7 @@ class EndpointClient:
             target=f"{self._address.path}{path}".encode(),
         )
 
-    def _headers(self, num_bytes: int) -> list[tuple[bytes, bytes]]:
+    def _make_headers(self, num_bytes: int) -> list[tuple[bytes, bytes]]:
         address = self._address
         host = f"[{address.host}]" if ":" in address.host else address.host
         is_default = address.port == (443 if address.scheme == "https" else 80)
@@ -212,7 +212,7 @@ class EndpointClient:
             headers["Authorization"] = f"Bearer {self._key}"
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
-    def _refusal(self, response: httpcore.Response, raw: bytes) -> Exception:
+    def _explain_refusal(self, response: httpcore.Response, raw: bytes) -> Exception:
         """Returns the error of an answer that is not a success."""
         status = response.status
         if status == _TOO_MANY or status in _AWAY:

@@ -194,7 +194,7 @@ def _read_cohere(answer: Any) -> Any:
     return rows["float"] if isinstance(rows, dict) else rows  # version 1 answers a list
 
 
-def _in_message(name: str, part: dict[str, Any]) -> dict[str, Any]:
+def _make_message(name: str, part: dict[str, Any]) -> dict[str, Any]:
     message = {"role": "user", "content": [part]}
     return {"model": name, "messages": [message], "encoding_format": "base64"}
 
@@ -222,8 +222,10 @@ DIALECTS: Final = {
     "vllm": WireForm(
         "/embeddings",
         1,
-        lambda name, uris: _in_message(name, {"type": "image_url", "image_url": {"url": uris[0]}}),
-        lambda name, texts: _in_message(name, {"type": "text", "text": texts[0]}),
+        lambda name, uris: _make_message(
+            name, {"type": "image_url", "image_url": {"url": uris[0]}}
+        ),
+        lambda name, texts: _make_message(name, {"type": "text", "text": texts[0]}),
         _read_listed,
     ),
     "tei": WireForm(

@@ -18,7 +18,7 @@ import pytest
 
 import mlcd
 from mlcd.encoders import endpoint_client, has_text, open_encoder, open_text_encoder
-from mlcd.encoders.endpoint import _probe_images
+from mlcd.encoders.endpoint import draw_probe_images
 from mlcd.encoders.endpoint_forms import DIALECTS, EndpointAddress
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NoTextTower, Unavailable
@@ -282,7 +282,7 @@ def test_the_fingerprint_stands_for_model_size_and_answers_but_not_for_noise(stu
 
 def test_the_probes_do_not_change():
     """A change makes every record of a user look like another model."""
-    digest = hashlib.sha256(_probe_images(64).tobytes()).hexdigest()
+    digest = hashlib.sha256(draw_probe_images(64).tobytes()).hexdigest()
     assert digest == "bb379c9897b2f6f4fb6ea54fafb887bcccf9992bb8ab5c1e4b541c14f5f64408"
 
 
@@ -296,6 +296,21 @@ def test_a_model_without_images_is_refused(stub):
         open_encoder(stub.url())
     with pytest.raises(ConfigInvalid, match="two files of the same pixels differ"):
         has_text(stub.url())
+
+
+def test_images_and_texts_of_several_dimensions_are_refused(stub):
+    stub.failures = [None, None, lambda rows: [row[1:] for row in rows]]
+    with pytest.raises(ConfigInvalid, match="into one space, got dimensions 768 and 767"):
+        open_encoder(stub.url())
+    stub.failures = [None, lambda rows: [row[1:] for row in rows]]
+    with pytest.raises(ConfigInvalid, match="767 numbers, 768 before"):
+        open_encoder(stub.url(batch=1))
+    stub.failures = [lambda rows: [rows[0]] * 8, lambda rows: rows]
+    with pytest.raises(ConfigInvalid, match="must embed images, got one row for all"):
+        open_encoder(stub.url())
+    stub.failures = [lambda rows: [row * 0 for row in rows]]
+    with pytest.raises(ConfigInvalid, match="must embed every probe image"):
+        open_encoder(stub.url())
 
 
 def test_a_model_without_texts_is_one_of_images(stub):
