@@ -23,6 +23,7 @@ from mlcd.collections.port import CollectionPort
 from mlcd.errors import ConfigInvalid
 from mlcd.extras import install_command
 from mlcd.service.fetch.fetcher import Fetcher
+from mlcd.service.host.memory import resident_bytes, usable_memory_bytes
 from mlcd.service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
 from mlcd.service.inference.admission import Admission, bound_retry_s
 from mlcd.service.inference.cache.memory import MemoryCache
@@ -34,9 +35,20 @@ from mlcd.service.inference.engine.opening import find_tokenizer
 from mlcd.service.inference.engine.process import StartedEngine
 from mlcd.service.inference.engine.supervised import SupervisedEngine
 from mlcd.service.inference.engine.triton import TritonEngine, open_triton_engine, open_triton_texts
-from mlcd.service.inference.find_model import find_model
+from mlcd.service.inference.find_model import (
+    check_model_exists,
+    estimate_engine_bytes,
+    find_model,
+)
+from mlcd.service.inference.further_models import FurtherModels, ModelOpener, OpenedModel
 from mlcd.service.inference.lookup import Lookup
-from mlcd.service.inference.model import OpenedTexts, ServedModel, SharedResources, open_model
+from mlcd.service.inference.model import (
+    AnyEngine,
+    OpenedTexts,
+    ServedModel,
+    SharedResources,
+    open_model,
+)
 from mlcd.service.inference.model_data import (
     check_centers,
     find_centers,
@@ -76,18 +88,20 @@ _NUM_WRITERS: Final = 16  # threads; they wait for the disk, and one sync serves
 class Resources:
     """The resources that routes use; a request uses one model throughout.
 
-    compute: threads for label look-up and search, which are too slow for the event loop. parsing:
-    one thread that parses JSON, because two concurrent parsers would delay the event loop twice as
-    long. writing: threads for changes of collections, so that searches do not wait for the disk.
-    duplicates: searches on a separate thread. rendering: threads that make thumbnails, shared
-    fairly. views: clusters and layouts. opening: one thread for new collections. scraping: one
-    thread for metrics of a store that may hang. keys: None if no key is needed. jobs: None without
-    roots for jobs. batches: batches and files; None without a state directory. webhooks: None if no
-    hosts are allowed for them, or without a state directory.
+    further: models that a request may choose instead (`use_model`). compute: threads for label
+    look-up and search, which are too slow for the event loop. parsing: one thread that parses JSON,
+    because two concurrent parsers would delay the event loop twice as long. writing: threads for
+    changes of collections, so that searches do not wait for the disk. duplicates: searches on a
+    separate thread. rendering: threads that make thumbnails, shared fairly. views: clusters and
+    layouts. opening: one thread for new collections. scraping: one thread for metrics of a store
+    that may hang. keys: None if no key is needed. jobs: None without roots for jobs. batches:
+    batches and files; None without a state directory. webhooks: None if no hosts are allowed for
+    them, or without a state directory.
     """
 
     settings: Settings
     model: ServedModel
+    further: FurtherModels
     switch: ModelSwitch
     admission: Admission
     compute: ThreadPoolExecutor
@@ -235,9 +249,7 @@ async def _open_all(
     assert isinstance(encoder, ServedEncoder)
     metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
     tracer = _open_tracer(stack, settings, encoder)
-    for pool, num in threads.as_dict().items():
-        metrics.threads(pool, num)
-    engine.observe(metrics)
+    _observe(metrics, engine, threads)
     admission = Admission.of(limits, metrics)
     shared = SharedResources(
         settings=settings,
@@ -276,11 +288,15 @@ async def _open_all(
         await stack.enter_async_context(_run_task(jobs.count(metrics)))
     batches = _open_batches(stack, settings)
     webhooks = await _open_webhooks(stack, settings, batches, jobs, keys, metrics)
+    further = await stack.enter_async_context(
+        _open_further_models(settings, shared, threads, encoder.name)
+    )
     switch = await stack.enter_async_context(ModelSwitch(shared, folder, model, model_stack))
     metrics.names_damaged(lambda: switch.has_damaged_names)
     return Resources(
         settings=settings,
         model=model,
+        further=further,
         switch=switch,
         admission=admission,
         compute=compute,
@@ -300,6 +316,71 @@ async def _open_all(
         jobs=jobs,
         batches=batches,
         webhooks=webhooks,
+    )
+
+
+def _observe(metrics: Metrics, engine: AnyEngine, threads: ThreadBudget) -> None:
+    for pool, num in threads.as_dict().items():
+        metrics.threads(pool, num)
+    engine.observe(metrics)
+
+
+def _open_further_models(
+    settings: Settings, shared: SharedResources, threads: ThreadBudget, served_name: str
+) -> FurtherModels:
+    """Returns the models of MLCD_MODELS, each closed.
+
+    Raises NotFound for a missing path, ConfigInvalid for a model named as the served one.
+    """
+    if served_name in settings.further_models:
+        raise ConfigInvalid(
+            f"MLCD_MODELS must not use the name of MLCD_MODEL, {served_name}",
+            remedy="give the further model another name",
+        )
+    of_model = {
+        name: settings.model_copy(update={"model": spec, "centers": None, "approximate": False})
+        for name, spec in settings.further_models.items()
+    }
+    for own in of_model.values():
+        check_model_exists(own)
+
+    async def estimate_bytes(name: str) -> int:
+        return await asyncio.to_thread(estimate_engine_bytes, of_model[name])
+
+    @asynccontextmanager
+    async def open_further(name: str) -> AsyncIterator[OpenedModel]:
+        own = of_model[name]
+        folder = await asyncio.to_thread(find_model, own)
+        async with AsyncExitStack() as stack:
+            engine = await stack.enter_async_context(_open_engine(own, folder, threads, None))
+            assert isinstance(engine, SupervisedEngine)
+            assert isinstance(engine.served, ServedEncoder)
+            encoder = replace(engine.served, name=name)
+            metrics = Metrics(**encoder.labels, multiprocess_dir=None)
+            engine.observe(metrics)
+            data = await asyncio.to_thread(
+                open_model_data, own, folder, None, encoder.fingerprint, strict=True
+            )
+            texts = await _open_texts(stack, own, folder, threads, engine, None)
+            engines = [engine]
+            if texts is not None:
+                assert isinstance(texts.engine, SupervisedEngine)
+                texts.engine.observe(metrics.of_texts)
+                engines.append(texts.engine)
+            admission = Admission.of(own.limits, metrics)
+            parts = replace(shared, settings=own, admission=admission, metrics=metrics)
+            model = await stack.enter_async_context(open_model(engine, texts, parts, data))
+            yield OpenedModel(
+                replace(model, encoder=encoder),
+                admission,
+                metrics,
+                lambda: sum(resident_bytes(each.pid) for each in engines),
+            )
+
+    memory_bytes = settings.models_memory_bytes or usable_memory_bytes() // 2
+    opener = ModelOpener(open_further, estimate_bytes)
+    return FurtherModels(
+        [*of_model], opener, memory_bytes=memory_bytes, idle_s=settings.models_idle_s
     )
 
 
@@ -415,7 +496,7 @@ def _limit_threads(settings: Settings) -> ThreadBudget:
 
 def _open_engine(
     settings: Settings, model: str, threads: ThreadBudget, started: StartedEngine | None
-) -> AbstractAsyncContextManager[SupervisedEngine | TritonEngine]:
+) -> AbstractAsyncContextManager[AnyEngine]:
     if settings.engine == "triton":
         return open_triton_engine(settings)
     options = EngineOptions.from_settings(settings, model, num_threads=threads.engine)
@@ -427,7 +508,7 @@ async def _open_texts(
     settings: Settings,
     model: str,
     threads: ThreadBudget,
-    images: SupervisedEngine | TritonEngine,
+    images: AnyEngine,
     started: StartedEngine | None,
 ) -> OpenedTexts | None:
     """Opens the text tower in a separate process, or in Triton; None without a text tower."""

@@ -4,6 +4,7 @@ import difflib
 import json
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -35,6 +36,7 @@ from mlcd.images.transform import DecodeMode
 from mlcd.locations import is_url
 from mlcd.service.log import Log
 from mlcd.service.timings import ENDPOINT_WAIT_S
+from mlcd.types import model_name
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
@@ -233,6 +235,22 @@ def _parse_roots(value: object) -> list[str]:
     return roots
 
 
+def _parse_models(value: object) -> list[str]:
+    entries = split_list(value)
+    names = []
+    for entry in entries:
+        name, separator, spec = entry.partition("=")
+        if not separator or not spec:
+            raise ValueError(f"models must be NAME=MODEL, with commas, got {entry!r}")
+        try:
+            names.append(model_name(name))
+        except ConfigInvalid as error:
+            raise ValueError(str(error)) from error
+    if repeated := [name for name, num in Counter(names).items() if num > 1]:
+        raise ValueError(f"models must have different names, got {repeated[0]} twice")
+    return entries
+
+
 class Files(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The files of /v1/files and the batches that read them; both need MLCD_STATE_DIR."""
 
@@ -369,6 +387,15 @@ class Settings(BaseSettings):
     """starter, a directory of `mlcd export`, other weights that `mlcd export` reads, an .onnx file
     with its JSON, an endpoint openai+https://HOST/v1#NAME, or an encoder without weights: hog,
     pixels."""
+    models: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_parse_models)] = ()
+    """Further models, NAME=MODEL with commas, that a request chooses by `model`. Each has its own
+    engine, limits and centers, and is opened at its first use. Collections, jobs and the page stay
+    with MLCD_MODEL."""
+    models_idle_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds without requests after which a further model is closed."""
+    models_memory_bytes: Annotated[int, Field(gt=0)] | None = None
+    """Memory of all further models together. To open one beyond it, idle ones are closed. Default:
+    half of the memory that the server may use."""
     centers: str | None = None
     """Centers to label with. Default: those in the model's directory."""
     engine: EngineName | Literal["triton", "fake"] = "auto"
@@ -432,6 +459,12 @@ class Settings(BaseSettings):
     thumbnails: Thumbnails = Thumbnails()
     explore: Explore = Explore()
 
+    @property
+    def further_models(self) -> dict[str, str]:
+        """The models of MLCD_MODELS, by name."""
+        named = (entry.partition("=") for entry in self.models)
+        return {name: spec for name, _, spec in named}
+
     def encoder_options(self, num_threads: int) -> EncoderOptions:
         """Returns the options for opening a model in a process of this machine.
 
@@ -452,6 +485,15 @@ class Settings(BaseSettings):
             raise ValueError(
                 "the engine must be fake if and only if the model is fake:…, got engine"
                 f" {self.engine} and model {self.model}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
+        if self.models and (self.engine == "triton" or self.processes > 1):
+            raise ValueError(
+                "MLCD_MODELS needs one server process with engines of its own, got engine"
+                f" {self.engine} and {self.processes} processes"
             )
         return self
 

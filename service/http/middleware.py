@@ -170,6 +170,8 @@ class _Exchange:
         if self._watcher is not None:
             self._watcher.cancel()
         self._resources.model.requests.end()
+        if (end_of_model := self._state.get("end_of_model")) is not None:
+            end_of_model()
         status, route = _CLIENT_GONE if self.client_gone else self._status, _find_route(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)
@@ -181,7 +183,7 @@ class _Exchange:
                 self._resources.usage.count(self._state.get("key"), used)
         tracer = self._resources.tracer
         if tracer is not None and self._span is not None:
-            fingerprint = self._resources.encoder.fingerprint
+            fingerprint = self._state["resources"].encoder.fingerprint
             tracer.end(
                 self._span,
                 self._record,
@@ -220,17 +222,16 @@ class _Exchange:
 
         retry_after: value set by the error; None uses the estimate from the current load.
         """
+        resources: Resources = self._state["resources"]
         total_ms = 1000 * (time.perf_counter() - self._started)
         timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
         headers = [
             (b"x-request-id", self._id.encode()),
             (_SERVER_TIMING, timing),
-            *self._resources.stamp,
+            *resources.stamp,
         ]
         if self._status in RETRYABLE_STATUSES:
-            headers.append(
-                (_RETRY_AFTER, retry_after or str(self._resources.retry_after_s).encode())
-            )
+            headers.append((_RETRY_AFTER, retry_after or str(resources.retry_after_s).encode()))
         if self._is_late:
             headers.append((b"connection", b"close"))
         return headers
@@ -277,6 +278,8 @@ class _Body:
         self._has_images = kind.startswith(_IMAGE_TYPES) or (
             scope["path"].startswith(_IMAGE_ROUTES) and self._resources.texts is None
         )
+        if self._resources.further.names and b"model=" in (scope["query_string"] or b"model="):
+            self._has_images = False  # it may be of another model, which its body names
         self._deadline: float = scope["state"]["deadline"]
         self._presence = presence_of(scope)
         self._is_checked = self._is_complete = False

@@ -1,9 +1,17 @@
 """Finds the model that an engine opens, from the settings."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Final
 
+from mlcd.encoders import has_text
+from mlcd.errors import NotFound
+from mlcd.locations import is_url
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.service.settings import Settings
+
+# Resident memory of an engine's process without weights: Python, numpy and OpenVINO.
+_ENGINE_BYTES: Final = 200 << 20
 
 
 def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:
@@ -15,3 +23,23 @@ def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: N
     if settings.engine in ("fake", "triton"):
         return settings.model
     return resolve_model(settings.model, announce)
+
+
+def check_model_exists(settings: Settings) -> None:
+    """Raises NotFound for a path that does not exist. Names, URLs and names of the hub pass."""
+    spec = settings.model
+    is_path = "/" in spec and ":" not in spec and not is_url(spec)
+    if is_path and not Path(spec).exists():
+        raise NotFound(f"the model {spec} does not exist", remedy="correct its path")
+
+
+def estimate_engine_bytes(settings: Settings) -> int:
+    """Estimates the resident memory of a model's engines from the size of its files.
+
+    An artifact holds its weights twice, for two engines; one engine needs them about twice.
+    """
+    folder = Path(find_model(settings))
+    files = folder.rglob("*") if folder.is_dir() else [folder]
+    num_bytes = sum(path.stat().st_size for path in files if path.is_file())
+    num_towers = 2 if has_text(str(folder)) else 1
+    return num_towers * _ENGINE_BYTES + num_bytes

@@ -44,6 +44,10 @@ class InFlight:
         self._none = asyncio.Event()
         self._none.set()
 
+    @property
+    def num(self) -> int:
+        return self._num
+
     def begin(self) -> None:
         self._num += 1
         self._none.clear()

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.service.errors import BadRequest
-from mlcd.service.http.access import AppResources, check_model
+from mlcd.service.http.access import AppResources, use_model
 from mlcd.service.http.answers import headers, stream_json_response
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count
@@ -161,7 +161,7 @@ async def embed(body: EmbedRequest, request: Request, resources: AppResources) -
     If an image or text is invalid, the whole request is refused, and the error has its index. A
     text sent to a model without a text tower is answered 422.
     """
-    check_model(body.model, resources)
+    resources = await use_model(body.model, request, resources)
     loop = asyncio.get_running_loop()
     items = await loop.run_in_executor(
         resources.compute, _read_items, body, resources.settings.limits

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 from mlcd.errors import NotFound
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest
-from mlcd.service.http.access import AppResources, check_model
+from mlcd.service.http.access import AppResources, check_model_name, use_model
 from mlcd.service.http.answers import JSON, RAW, headers
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count, load_json, read_body, require_object, validate
@@ -154,10 +154,14 @@ async def server() -> dict[str, Any]:
 @router.get(_MODEL, dependencies=[needs()], responses={404: {}})
 @router.get(_VERSIONED, dependencies=[needs()], responses={404: {}})
 async def describe_model(
-    model: str, resources: AppResources, response: Response, version: str = _VERSION
+    request: Request,
+    model: str,
+    resources: AppResources,
+    response: Response,
+    version: str = _VERSION,
 ) -> dict[str, Any]:
     """Describes the inputs, of which a request has one, the outputs and the fingerprint."""
-    _check_version(model, version, resources)
+    resources = await _use_version(model, version, request, resources)
     response.headers.update(headers(resources))
     return {
         "name": model,
@@ -177,8 +181,13 @@ async def describe_model(
 async def model_ready(
     model: str, resources: AppResources, response: Response, version: str = _VERSION
 ) -> dict[str, Any]:
-    """Reports whether the served model is ready, like /health/ready."""
+    """Reports whether a model is ready, like /health/ready. A further model that is closed counts
+    as ready, because a request opens it.
+    """
     _check_version(model, version, resources)
+    if model in resources.further.names:
+        response.status_code = 200 if await resources.further.is_ready(model) else 503
+        return {"name": model, "status": "ready" if response.status_code == 200 else "not ready"}
     return {"name": model, **await ready(resources, response)}
 
 
@@ -187,11 +196,11 @@ async def model_ready(
 async def infer(
     request: Request, model: str, resources: AppResources, version: str = _VERSION
 ) -> Response:
-    """Returns embeddings and, if the server has centers, labels.
+    """Returns embeddings and, if the model has centers, labels.
 
     If an image or text is invalid, the whole request is refused, and the error has its index.
     """
-    _check_version(model, version, resources)
+    resources = await _use_version(model, version, request, resources)
     json_bytes = request.headers.get(tensors.LENGTH_HEADER)
     read = partial(_read_request, await read_body(request), json_bytes, resources)
     loop = asyncio.get_running_loop()
@@ -298,9 +307,17 @@ def _select_binary_outputs(inference: InferRequest, names: list[str]) -> frozens
     return frozenset(n for n in names if (default if choices.get(n) is None else choices[n]))
 
 
+async def _use_version(
+    model: str, version: str, request: Request, resources: Resources
+) -> Resources:
+    """Returns the resources with this model. Raises NotFound like `_check_version`."""
+    _check_version(model, version, resources)
+    return await use_model(model, request, resources)
+
+
 def _check_version(model: str, version: str, resources: Resources) -> None:
-    """Raises NotFound unless `model` is the served model and `version` its only version."""
-    check_model(model, resources)
+    """Raises NotFound unless this server has the model, and `version` is its only version."""
+    check_model_name(model, resources)
     if version != _VERSION:
         raise NotFound(f"the version must be {_VERSION}", remedy=f"use {_VERSION}, or leave it out")
 

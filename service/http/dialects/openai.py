@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mlcd.errors import ImageRejected
 from mlcd.service.errors import BadRequest
 from mlcd.service.fetch.image_url import RequestImage
-from mlcd.service.http.access import AppResources, check_model
+from mlcd.service.http.access import AppResources, check_model_name, use_model
 from mlcd.service.http.answers import headers, list_answer
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import check_count
@@ -31,7 +31,6 @@ from mlcd.service.http.text_encoding import (
     encode_items_strictly,
     rejects_long,
 )
-from mlcd.service.resources import Resources
 from mlcd.service.settings import Limits
 from mlcd.types import Embeddings
 from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
@@ -116,7 +115,7 @@ class EmbeddingsResponse(BaseModel):
 
 
 class Model(BaseModel):
-    """The served model."""
+    """A model."""
 
     id: str
     object: Literal["model"]
@@ -125,7 +124,7 @@ class Model(BaseModel):
 
 
 class ModelList(BaseModel):
-    """A list with the served model."""
+    """The models that a request may choose."""
 
     object: Literal["list"]
     data: list[Model]
@@ -206,7 +205,7 @@ async def create_embeddings(
     If an image or text is invalid, the whole request is refused, and the error has its index. A
     text sent to a model without a text tower is answered 422.
     """
-    check_model(body.model, resources)
+    resources = await use_model(body.model, request, resources)
     loop = asyncio.get_running_loop()
     items, param = await loop.run_in_executor(
         resources.compute, _read_items, body, resources.settings.limits
@@ -233,17 +232,18 @@ async def create_embeddings(
 
 @router.get("/v1/models", dependencies=[needs()])
 async def models(resources: AppResources, response: Response) -> ModelList:
-    """Returns the served model as OpenAI's list of models."""
+    """Returns the models that a request may choose, the server's own first."""
     response.headers.update(headers(resources))
-    return ModelList(object="list", data=[_describe_model(resources)])
+    names = [resources.encoder.name, *resources.further.names]
+    return ModelList(object="list", data=[_describe_model(name) for name in names])
 
 
 @router.get("/v1/models/{model}", dependencies=[needs()], responses={404: {}})
 async def model(model: str, resources: AppResources, response: Response) -> Model:
-    """Returns the served model in OpenAI's format."""
-    check_model(model, resources)
+    """Returns one of the models in OpenAI's format."""
+    check_model_name(model, resources)
     response.headers.update(headers(resources))
-    return _describe_model(resources)
+    return _describe_model(model)
 
 
 def _read_items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[RequestItem], str]:
@@ -344,5 +344,5 @@ def _encode_rows(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
             return rows
 
 
-def _describe_model(resources: Resources) -> Model:
-    return Model(id=resources.encoder.name, object="model", created=0, owned_by="mlcd")
+def _describe_model(name: str) -> Model:
+    return Model(id=name, object="model", created=0, owned_by="mlcd")

@@ -15,7 +15,7 @@ from mlcd.errors import InvalidInput, Rejection, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest, StrictBatch, TooLarge
-from mlcd.service.http.access import AppResources
+from mlcd.service.http.access import AppResources, ModelName, use_model
 from mlcd.service.http.answers import check_answer_bytes, headers, list_answer, provenance
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import media_type, read_form, read_json, validate
@@ -67,13 +67,14 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ClassifiedIma
     responses=_ANSWERS,
     openapi_extra=json_body(ClassifyRequest, **{"multipart/form-data": _FORM}),
 )
-async def classify(request: Request, resources: AppResources) -> Response:
+async def classify(request: Request, resources: AppResources, model: ModelName = None) -> Response:
     """Finds the names that fit each image best, with their probabilities.
 
     If the model scores each image-text pair independently, like SigLIP, the probabilities of an
     image do not add up to 1. With `templates`, a name is embedded as the mean of its prompts,
     otherwise as its own text. A model without a text tower answers 422.
     """
+    resources = await use_model(model, request, resources)
     tower = require_texts(resources, param="names")
     if media_type(request) == "application/json":
         content = drop_nulls(await read_json(request, resources))

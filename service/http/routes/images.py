@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mlcd.service.http.access import AppResources
+from mlcd.service.http.access import AppResources, ModelName, use_model
 from mlcd.service.http.answers import negotiate
 from mlcd.service.http.auth import needs
 from mlcd.service.http.bodies import read_images
@@ -29,12 +29,15 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     responses=_ANSWERS,
     openapi_extra=image_body(),
 )
-async def embed_images(request: Request, resources: AppResources) -> Response:
+async def embed_images(
+    request: Request, resources: AppResources, model: ModelName = None
+) -> Response:
     """Embeds the images of a multipart form (field `files`) or one raw image.
 
     JSON and Arrow report errors per image. For the raw and npy matrices, one invalid image refuses
     the whole request, and the error has its index.
     """
+    resources = await use_model(model, request, resources)
     media_type = negotiate(request, OFFERED)
     with resources.dispatcher.expect_item():
         images = await read_images(request, resources.settings.limits)

@@ -15,7 +15,7 @@ from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import StrictBatch
-from mlcd.service.http.access import AppResources
+from mlcd.service.http.access import AppResources, ModelName, use_model
 from mlcd.service.http.answers import (
     JSON,
     NPY,
@@ -66,6 +66,7 @@ async def label(
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
     mode: LookupMode = "exact",
     examples: Annotated[int, Query(ge=0, le=NUM_EXAMPLES)] = 0,
+    model: ModelName = None,
 ) -> Response:
     """Finds the `top` nearest centers of each image or text, best first.
 
@@ -78,6 +79,7 @@ async def label(
     X-Mlcd-Top. npy: n records of ids (l int32) and scores (l float32). If fewer than l centers
     reach the threshold, the row is padded with id -1 and score -inf.
     """
+    resources = await use_model(model, request, resources)
     media_type = negotiate(request, _OFFERED)
     lookup = require_lookup(resources)
     if mode not in lookup.modes:

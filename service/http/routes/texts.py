@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mlcd.service.http.access import AppResources
+from mlcd.service.http.access import AppResources, ModelName, use_model
 from mlcd.service.http.answers import negotiate
 from mlcd.service.http.auth import needs
 from mlcd.service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
@@ -27,12 +27,15 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     response_class=Response,
     responses=_ANSWERS,
 )
-async def embed_texts(body: TextsRequest, request: Request, resources: AppResources) -> Response:
+async def embed_texts(
+    body: TextsRequest, request: Request, resources: AppResources, model: ModelName = None
+) -> Response:
     """Embeds texts. A model without a text tower answers 422, `no-text-tower`.
 
     JSON and Arrow report errors per text. For the raw and npy matrices, one invalid text refuses
     the whole request, and the error has its index.
     """
+    resources = await use_model(model, request, resources)
     media_type = negotiate(request, OFFERED)
     encoded_texts = await encode_texts(request, resources, body.texts)
     return embedding_answer(
