@@ -53,6 +53,7 @@ RETIREMENT_S: Final = 1.0  # after the deadline, when a former model's requests 
 # For an endpoint that is away, before a batch fails: shorter than MLCD_BATCH_TIMEOUT_S, after which
 # the engine would count as hanging. The service itself tries again.
 ENDPOINT_WAIT_S: Final = 4.0
+
 # Models beside the server's own
 MODELS_POLL_S: Final = 5.0  # interval at which idle models are looked for
 MODEL_RETRY_S: Final = 5.0  # after a failed opening, whose error other requests get at once
