@@ -162,7 +162,7 @@ class EndpointClient:
             refuse_too_many_files(error)
             if _is_untrusted(error):
                 raise ConfigInvalid(
-                    f"{self} has no valid certificate", remedy="name its CA with SSL_CERT_FILE"
+                    f"{self} must have a valid certificate", remedy="name its CA with SSL_CERT_FILE"
                 ) from error
             raise _Away(f"cannot be reached ({type(error).__name__})") from error
         self._has_answered = True

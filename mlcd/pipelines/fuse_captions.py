@@ -84,7 +84,7 @@ class Fusion:
             if isinstance(text, TextRejected):
                 missing = entry.key not in caption_of
                 reason = "no-caption" if missing else text.reason
-                detail = "the table has no caption of this image" if missing else text.message
+                detail = "the table lacks a caption of this image" if missing else text.message
                 errors.append({"key": entry.key, "reason": reason, "detail": detail})
             else:
                 kept.append(index)

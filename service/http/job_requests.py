@@ -51,7 +51,7 @@ def _check_upload(body: JobRequest, job: LabelJob) -> None:
             raise BadRequest("output must be the name of the new collection", param="output")
         if body.results is not None:
             raise BadRequest(
-                "an index job has no results but its collection, got results", param="results"
+                "an index job writes its collection alone, got results", param="results"
             )
         check_name(body.output)
     elif body.output is not None:
