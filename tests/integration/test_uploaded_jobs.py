@@ -195,7 +195,7 @@ def test_refusals_name_what_is_required(place, scans):
         ({"kind": "index"}, 400, "must be the name of the new collection"),
         ({"kind": "index", "output": "a/b"}, 422, "name"),
         ({"kind": "index", "output": "..", "results": None}, 422, "name"),
-        ({"kind": "index", "output": "a", "results": ["csv"]}, 400, "no results but its"),
+        ({"kind": "index", "output": "a", "results": ["csv"]}, 400, "writes its collection alone"),
         ({"kind": "embed", "results": ["csv"]}, 400, "parquet or jsonl, got csv"),
         ({"results": ["xml"]}, 400, "results"),
         ({"results": []}, 400, "results"),
