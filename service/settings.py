@@ -241,7 +241,7 @@ def _parse_models(value: object) -> list[str]:
     for entry in entries:
         name, separator, spec = entry.partition("=")
         if not separator or not spec:
-            raise ValueError(f"models must be NAME=MODEL, with commas, got {entry!r}")
+            raise ValueError(f"models must be name=model, with commas, got {entry!r}")
         try:
             names.append(model_name(name))
         except ConfigInvalid as error:

@@ -428,7 +428,9 @@ def test_a_certificate_is_checked(tmp_path, monkeypatch):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     stub = Stub(tls=context)
-    with pytest.raises(ConfigInvalid, match="must have a valid certificate: name its CA with SSL_CERT"):
+    with pytest.raises(
+        ConfigInvalid, match="must have a valid certificate: name its CA with SSL_CERT"
+    ):
         open_encoder(stub.url())
     assert not stub.requests
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
