@@ -128,14 +128,14 @@ def write_model(config: "ViTConfig", folder: Path) -> None:
     """Writes one tower of random weights in every layout that an engine here reads."""
     from safetensors.torch import save_file
 
-    from mlcd.export.model_artifact import write_onnx
+    from mlcd.export.graph import write_image_graph
     from mlcd.models.checkpoints import write_state
     from mlcd.models.configs import write_hf_config
 
     model = random_model(config)
     trunk = model.trunk
     model.write(folder)
-    write_onnx(model, folder / ONNX)
+    write_image_graph(model, model.preprocess.crop, folder / ONNX)
     (folder / "hf").mkdir()
     state = {
         name: tensor.contiguous() for name, tensor in write_state(trunk.state_dict(), "hf").items()

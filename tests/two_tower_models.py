@@ -78,20 +78,26 @@ def write_two_tower_checkpoint(
     model.save_pretrained(folder)
     spec = clip_preprocessing(SIDE) if family == "clip" else siglip_preprocessing(SIDE)
     (folder / "preprocessor_config.json").write_text(json.dumps(write_hf_preprocessing(spec)))
-    _write_tokenizer(folder, family)
+    write_tokenizer(folder, family)
     return model.eval()
 
 
-def _write_tokenizer(folder: Path, family: str) -> None:
+def write_tokenizer(folder: Path, kind: str) -> None:
+    """Writes a tokenizer of words: of clip (padded with its end), clip-padded, bert or siglip."""
     words = {"<pad>": 0, "<unk>": 1, **{word: 2 + n for n, word in enumerate(_WORDS)}}
     words |= {character: len(words) + n for n, character in enumerate(".,!-?:;4")}
     words |= {"<start>": _START, "<end>": _END}
     backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    if family == "clip":
+    if kind != "siglip":
         backend.post_processor = processors.TemplateProcessing(
             single="<start> $A <end>", special_tokens=[("<start>", _START), ("<end>", _END)]
         )
     backend.save(str(folder / "tokenizer.json"))
-    pad = "<end>" if family == "clip" else "<pad>"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": pad}))
+    settings = {
+        "pad_token": "<end>" if kind == "clip" else "<pad>",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    if kind == "siglip":
+        settings["model_input_names"] = ["input_ids"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

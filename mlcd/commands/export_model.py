@@ -14,7 +14,7 @@ from mlcd.progress import Reporter
 
 if TYPE_CHECKING:  # these need onnx and torch
     from mlcd.export.bridge_fit import BridgeKind
-    from mlcd.models.zoo import LoadOptions
+    from mlcd.models.zoo import Library, LibraryPooling, LoadOptions
 
 _STARTER_OPTIONS: Final = ("checkpoint", "out", "name", "as_json")
 
@@ -41,6 +41,19 @@ _STARTER_OPTIONS: Final = ("checkpoint", "out", "name", "as_json")
     "--like",
     help="For weights without a configuration: the published model whose sizes, activation and"
     " preprocessing they have.",
+)
+@click.option(
+    "--with",
+    "library",
+    type=click.Choice(["transformers", "timm"]),
+    help="The library that reads the model, whose own class is traced.  [default: the one that"
+    " config.json names, for models that mlcd does not read itself]",
+)
+@click.option(
+    "--pooling",
+    type=click.Choice(["cls", "mean", "map", "last"]),
+    help="For a model that a library reads: the first token, the mean of the patches, attention"
+    " pooling, or the last token.  [default: the model's own]",
 )
 @click.option(
     "--preprocess",
@@ -111,6 +124,8 @@ def export(
     name: str | None,
     images: str | None,
     like: str | None,
+    library: "Library | None",
+    pooling: "LibraryPooling | None",
     preprocess: str | None,
     no_projection: bool,
     image_size: int | None,
@@ -140,7 +155,9 @@ def export(
         _export_starter(out, name or STARTER, reporter)
         return
     if text_from is not None:
-        if layout != "onnx" or like or preprocess or no_projection or image_size or exif or no_text:
+        if layout != "onnx" or any(
+            (like, library, pooling, preprocess, no_projection, image_size, exif, no_text)
+        ):
             raise click.UsageError("--text can only be combined with --bridge, --images and --name")
         _export_bridged(checkpoint, out, text_from, bridge or "mixture", images, name, reporter)
         return
@@ -155,6 +172,8 @@ def export(
         projection=not no_projection,
         image_size=image_size,
         exif=exif,
+        library=library,
+        pooling=pooling,
     )
     _announce_missing_texts(checkpoint, options, text=not no_text)
     _announce_missing_int8(checkpoint)
@@ -244,7 +263,9 @@ def _export_triton(
         num, top = labeled.summary["centers"], labeled.summary["top"]
         announce(f"labels by {num} centers, at most {top} per image: {labeled.path}")
     title = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
-    finish(reporter, artifact, f"{title}, parity {artifact.summary['parity_min_cosine']:.6f}")
+    if "parity_min_cosine" in artifact.summary:
+        title += f", parity {artifact.summary['parity_min_cosine']:.6f}"
+    finish(reporter, artifact, title)
 
 
 def _check_place(out: Path, layout: str) -> None:

@@ -10,6 +10,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+ONNX: Final = "model.onnx"
 # the weights of a graph that is too large for one protobuf file (2 GiB), as of the bigG towers
 EXTERNAL: Final = "model.onnx.data"
 _MAX_GRAPH_BYTES: Final = 1_900_000_000
@@ -23,7 +24,8 @@ def write_graph(
     `embedding`.
     """
     # Silences the exporter's remarks on its own internals and on optional packages.
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    for name in ("torch.onnx", "onnxscript"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -44,6 +46,15 @@ def write_graph(
         onnx.save(graph, path)
     else:
         onnx.save(graph, path, save_as_external_data=True, location=EXTERNAL)
+
+
+def write_image_graph(model: nn.Module, side: int, path: Path) -> None:
+    """Writes a graph with input `image_u8`, uint8 [N, 3, side, side], and output `embedding`,
+    float32 unit rows [N, D].
+    """
+    example = torch.zeros((2, 3, side, side), dtype=torch.uint8)
+    dims = {0: torch.export.Dim("batch", min=1, max=65536)}
+    write_graph(model, example, path, input_name="image_u8", dims=dims)
 
 
 def _make_names_unique(graph: onnx.ModelProto) -> None:

@@ -6,18 +6,18 @@ graph on real images, and Hugging Face's files are read back and compared by fin
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from safetensors.torch import save_file
 
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
-from mlcd.export.graph import write_graph
+from mlcd.export.graph import ONNX, write_image_graph
+from mlcd.export.libraries import choose_library, export_library_model
 from mlcd.export.parity import check_parity
 from mlcd.export.text_tower import (
     TextOrigin,
@@ -39,7 +39,6 @@ from mlcd.models.zoo import LoadOptions, load
 from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name
 
-ONNX: Final = "model.onnx"
 _TEXT_PARITY: Final = "text_parity_min_cosine"  # absent if the text graph was copied
 
 
@@ -52,7 +51,8 @@ class Weights:
     parent: Parent
     # from the checkpoint's manifest; None if it can only be computed from the weights
     fingerprint: Fingerprint | None
-    load: Callable[[], Servable]
+    # None for graphs without weights
+    load: Callable[[], Servable] | None
     centers: Path | None = None
     images: str | None = None
     text: TextOrigin | None = None
@@ -71,22 +71,23 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
     path = Path(spec)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         model = open_artifact(path, "model")
-        if WEIGHTS not in model.files:
-            raise ConfigInvalid(
-                f"{spec} has graphs without weights, which cannot be exported again",
-                remedy="use the model artifact itself",
-            )
         centers = (
             path / "centers" if "centers" in model.children and options == LoadOptions() else None
         )
         return Weights(
             model.as_parent_of(out, "model"),
             None,
-            partial(load, spec, options),
+            partial(load, spec, options) if WEIGHTS in model.files else None,
             centers,
             text=text_of_artifact(model) if options.projection else None,
         )
     if not holds_checkpoints(path):
+        if (library := choose_library(spec, options)) is not None:
+            raise ConfigInvalid(
+                f"{spec} is a model that {library} reads, of which mlcd exports graphs alone",
+                remedy="export it with --format onnx or triton; start trainings from CLIP, MLCD or"
+                " a run of your own",
+            )
         location = spec if spec.startswith(hub.PREFIX) else relative_location(path, out)
         return Weights(
             Parent("weights", location, digest_of_weights(spec)),
@@ -126,10 +127,22 @@ def export_model(
     are any, centers and the text tower.
 
     images: images for the check of parity; None takes the run's images, or without a run
-    scikit-learn's photographs. text: False omits the text tower. Raises ArtifactInvalid, and
-    publishes nothing, if a cosine is below 0.9999.
+    scikit-learn's photographs. text: False omits the text tower. A model that a library reads is
+    written as graphs without weights. Raises ArtifactInvalid, and publishes nothing, if a cosine is
+    below 0.9999.
     """
     options = options or LoadOptions()
+    if (library := choose_library(spec, options)) is not None:
+        return export_library_model(
+            spec,
+            out,
+            library,
+            name=name,
+            images=images,
+            options=options,
+            text=text,
+            reporter=reporter,
+        )
     weights = find_weights(spec, out, options, text=text)
     request = _request("model", weights, options, name)
     if (published := find_published(out, request)) is not None:
@@ -138,7 +151,7 @@ def export_model(
     with Draft(out, request) as draft, reporter.stage("export", None) as meter:
         model.write(draft.path)
         with draft.write(ONNX) as path:
-            write_onnx(model, path)
+            write_image_graph(model, model.preprocess.crop, path)
         meter.advance(1)
         parity = check_parity(model, draft.path / ONNX, images or weights.images, name)
         meter.advance(1, cosine=parity.min_cosine)
@@ -211,25 +224,21 @@ def _write_hf_images(model: Servable, draft: Draft) -> None:
 
 
 def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Request:
-    config = {"name": model_name(name), **non_default_options(options)}
+    config = {"name": model_name(name), **options.non_default()}
     if weights.text is not None:
         config["text"] = True
     return Request(kind, config, (weights.parent,), weights.fingerprint)
 
 
-def non_default_options(options: LoadOptions) -> dict[str, Any]:
-    """Returns the options that differ from the defaults, for the manifest."""
-    return {
-        field: value
-        for field, value in asdict(options).items()
-        if value != getattr(LoadOptions(), field)
-    }
-
-
 def load_weights(weights: Weights, spec: str) -> Servable:
     """Loads the weights that `find_weights` found at `spec`; raises ArtifactInvalid if they do not
-    have the manifest's fingerprint.
+    have the manifest's fingerprint, ConfigInvalid for graphs without weights.
     """
+    if weights.load is None:
+        raise ConfigInvalid(
+            f"{spec} has graphs without weights, which can only be used as they are",
+            remedy="use the model artifact itself, or give the weights that it was made from",
+        )
     model = weights.load()
     if weights.fingerprint not in (None, model.fingerprint()):
         raise ArtifactInvalid(
@@ -237,13 +246,3 @@ def load_weights(weights: Weights, spec: str) -> Servable:
             remedy="restore it",
         )
     return model
-
-
-def write_onnx(model: Servable, path: Path) -> None:
-    """Writes a graph with input `image_u8`, uint8 [N, 3, S, S], and output `embedding`, float32
-    unit rows [N, D].
-    """
-    size = model.preprocess.crop
-    example = torch.zeros((2, 3, size, size), dtype=torch.uint8)
-    dims = {0: torch.export.Dim("batch", min=1, max=65536)}
-    write_graph(model, example, path, input_name="image_u8", dims=dims)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -25,9 +25,12 @@ from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, open_text, re
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput
 from mlcd.images.sources import open_source
+from mlcd.images.transform import PreprocessSpec
 from mlcd.models.rope import RotaryPositions
 from mlcd.models.servable import Servable
 from mlcd.models.servable_text import ServableText
+from mlcd.models.text_part import TextSettings
+from mlcd.models.tokenizer import Tokenizer
 from mlcd.types import ImageBatch
 
 # the precision in which the exported graph will run, perhaps on another machine
@@ -37,6 +40,24 @@ MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999,
 _HALF: Final[dict[GraphPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _NUM_IMAGES: Final = 64
 CAPTIONS: Final = Path(__file__).with_name("captions.txt")
+
+
+class ImageModel(Protocol):
+    """A model from uint8 [B, 3, S, S] to unit rows."""
+
+    @property
+    def preprocess(self) -> PreprocessSpec: ...
+    def __call__(self, image_u8: Tensor, /) -> Tensor: ...
+
+
+class TextModel(Protocol):
+    """A model from ids, int64 [N, T], to unit rows."""
+
+    @property
+    def settings(self) -> TextSettings: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    def __call__(self, ids: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,7 @@ class Parity:
 
 
 def check_parity(
-    model: Servable,
+    model: ImageModel,
     path: Path,
     images: str | None,
     name: str,
@@ -85,7 +106,7 @@ def check_parity(
 
 
 def check_text_parity(
-    model: ServableText, path: Path, name: str, *, precision: GraphPrecision = "fp32"
+    model: TextModel, path: Path, name: str, *, precision: GraphPrecision = "fp32"
 ) -> Parity:
     """Compares the graph of a text tower with the tower on captions, from one token to more than
     the context length.
@@ -107,7 +128,7 @@ def check_text_parity(
 
 
 def _compare(
-    model: Servable | ServableText,
+    model: ImageModel | TextModel,
     batch: Tensor,
     serve: Callable[[Precision], NDArray[np.float32]],
     precision: GraphPrecision,
@@ -119,6 +140,7 @@ def _compare(
         rows, expected = serve(precision), _run_model(model, batch)
         measured = f"{precision} by OpenVINO"
     else:
+        assert isinstance(model, Servable | ServableText)
         rows, expected = serve("fp32"), _round_and_compute(model, batch, _HALF[precision])
         measured = f"emulated {precision}: weights and activations rounded"
     min_cosine = float((rows.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
@@ -132,7 +154,7 @@ def _compare(
 
 
 def _run_graph(
-    model: Servable, path: Path, batch: ImageBatch, name: str, precision: Precision
+    model: ImageModel, path: Path, batch: ImageBatch, name: str, precision: Precision
 ) -> NDArray[np.float32]:
     encoder = OpenVinoEncoder(
         read_onnx(path), name=name, fingerprint="", preprocess=model.preprocess, precision=precision
@@ -143,7 +165,7 @@ def _run_graph(
         encoder.close()
 
 
-def _run_model(model: nn.Module, batch: Tensor) -> NDArray[np.float32]:
+def _run_model(model: ImageModel | TextModel, batch: Tensor) -> NDArray[np.float32]:
     with torch.inference_mode():
         rows: NDArray[np.float32] = model(batch).numpy()
         return rows
@@ -193,13 +215,18 @@ def _round(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype).to(tensor.dtype)
 
 
-def _parity_images(model: Servable, images: str | None) -> tuple[ImageBatch, str]:
-    if images is None:
-        from sklearn.datasets import load_sample_images
+def load_photographs() -> Sequence[NDArray[np.uint8]]:
+    """Returns scikit-learn's two photographs, uint8 [H, W, 3]."""
+    from sklearn.datasets import load_sample_images
 
-        pictures: Sequence[np.ndarray] = load_sample_images().images
+    pictures: Sequence[NDArray[np.uint8]] = load_sample_images().images
+    return pictures
+
+
+def _parity_images(model: ImageModel, images: str | None) -> tuple[ImageBatch, str]:
+    if images is None:
         return np.stack(
-            [model.preprocess.apply(Image.fromarray(picture)) for picture in pictures]
+            [model.preprocess.apply(Image.fromarray(picture)) for picture in load_photographs()]
         ), "scikit-learn"
     source = open_source(images)
     prepared: list[np.ndarray] = []

@@ -9,11 +9,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import nn
 
 from mlcd.artifacts.manifest import Artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError
 from mlcd.export.graph import write_graph
 from mlcd.export.parity import Parity, check_text_parity
+from mlcd.models.json_files import read_object
 from mlcd.models.servable import Servable
 from mlcd.models.servable_text import ServableText
 from mlcd.models.text_part import (
@@ -33,7 +35,7 @@ from mlcd.models.two_tower_files import (
     write_two_towers,
 )
 from mlcd.models.two_towers import TwoTowers
-from mlcd.models.weight_files import locate
+from mlcd.models.weight_files import HF_CONFIG, locate
 from mlcd.models.zoo import LoadOptions
 
 _FILES = (GRAPH, GRAPH_DATA, SETTINGS, TOKENIZER, "tokenizer_config.json")
@@ -63,7 +65,13 @@ def find_text(spec: str, options: LoadOptions) -> TextOrigin | None:
 
 def lacks_tokenizer(spec: str, options: LoadOptions) -> bool:
     """Tells whether a usable text tower lacks only its tokenizer.json."""
-    return _has_text(spec, options) and not (locate(spec) / TOKENIZER).is_file()
+    if not options.projection or options.like is not None or options.pooling is not None:
+        return False
+    folder = locate(spec)
+    if not folder.is_dir() or (folder / TOKENIZER).is_file():
+        return False
+    config = folder / HF_CONFIG
+    return states_two_towers(folder) or (config.is_file() and "text_config" in read_object(config))
 
 
 def _has_text(spec: str, options: LoadOptions) -> bool:
@@ -109,7 +117,7 @@ def write_text(origin: TextOrigin, folder: Path, name: str) -> dict[str, Any]:
         return dict(origin.facts or {})
     model = origin.load()
     model.write(folder)
-    write_text_onnx(model, folder / GRAPH)
+    write_text_onnx(model, model.settings.context_length, folder / GRAPH)
     return text_facts(check_text_parity(model, folder / GRAPH, name))
 
 
@@ -159,13 +167,13 @@ def text_facts(parity: Parity) -> dict[str, Any]:
     }
 
 
-def write_text_onnx(model: ServableText, path: Path) -> None:
-    """Writes a graph with input `ids`, int64 [N, T], and output `embedding`, float32 unit rows
-    [N, D].
+def write_text_onnx(model: nn.Module, context_length: int, path: Path) -> None:
+    """Writes a graph with input `ids`, int64 [N, T] of at most `context_length` tokens, and output
+    `embedding`, float32 unit rows [N, D].
     """
     dims = {
         0: torch.export.Dim("batch", min=1, max=65536),
-        1: torch.export.Dim("tokens", min=1, max=model.settings.context_length),
+        1: torch.export.Dim("tokens", min=1, max=context_length),
     }
-    example = torch.zeros((2, min(3, model.settings.context_length)), dtype=torch.int64)
+    example = torch.zeros((2, min(3, context_length)), dtype=torch.int64)
     write_graph(model, example, path, input_name="ids", dims=dims)

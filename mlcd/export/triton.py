@@ -21,10 +21,11 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
-from mlcd.export.model_artifact import Weights, find_weights, load_weights, non_default_options
+from mlcd.export.libraries import choose_library, export_library_model, library_parent
+from mlcd.export.model_artifact import Weights, find_weights, load_weights
 from mlcd.export.text_tower import text_of_artifact, write_text
 from mlcd.export.triton_config import TritonOptions, write_config
-from mlcd.export.triton_towers import Tower, image_tower, read_facts, text_tower
+from mlcd.export.triton_towers import Tower, graph_tower, image_tower, read_facts, text_tower
 from mlcd.models.servable import Servable
 from mlcd.models.text_part import FOLDER, TEXT_SUFFIX, digest_of_both, text_digest
 from mlcd.models.zoo import LoadOptions
@@ -58,35 +59,78 @@ def export_triton(
     later version, or a version with other sizes or another backend.
     """
     options, load_options = options or TritonOptions(), load_options or LoadOptions()
-    graph = _open_exported(spec) if load_options == LoadOptions() else None
-    name = model_name(name or (graph.config["name"] if graph else DEFAULT_NAME))
-    weights = find_weights(spec, out / name / str(version), load_options, text=text)
-    config = {"version": version, **_as_fields(options), **non_default_options(load_options)}
-    if weights.text is not None:
-        config["text"] = True
-    repository = _Repository(out, config, weights, _fingerprint_if_known(weights, graph), options)
+    export = _Export(out, version, options, load_options, images, reporter)
+    if (library := choose_library(spec, load_options)) is None:
+        graph = _open_exported(spec) if load_options == LoadOptions() else None
+        name = model_name(name or (graph.config["name"] if graph else DEFAULT_NAME))
+        weights = find_weights(spec, out / name / str(version), load_options, text=text)
+        return export.run(spec, name, weights, graph)
+    name = model_name(name or DEFAULT_NAME)
     with TemporaryDirectory() as temporary:
-        model = _Model(weights, spec, graph, Path(temporary))
-        if weights.text is not None:
-            text_name = name + TEXT_SUFFIX
-            repository.export(
-                text_name,
-                lambda: text_tower(
-                    model.text_part, model.fingerprint, name=name, precision=options.precision
-                ),
-                reporter,
+        graph = export_library_model(
+            spec,
+            Path(temporary) / "model",
+            library,
+            name=name,
+            images=images,
+            options=load_options,
+            text=text,
+            reporter=reporter,
+        )
+        parent = library_parent(spec, out / name / str(version))
+        return export.run(
+            spec, name, Weights(parent, None, None, text=text_of_artifact(graph)), graph
+        )
+
+
+@dataclass(frozen=True)
+class _Export:
+    """The arguments of one export."""
+
+    out: Path
+    version: int
+    options: TritonOptions
+    load_options: LoadOptions
+    images: str | None
+    reporter: Reporter
+
+    def run(self, spec: str, name: str, weights: Weights, graph: Artifact | None) -> Artifact:
+        """graph: model artifact of the same model, whose graphs are copied."""
+        options, reporter = self.options, self.reporter
+        config = {
+            "version": self.version,
+            **_as_fields(options),
+            **self.load_options.non_default(),
+            **({} if weights.text is None else {"text": True}),
+        }
+        fingerprint = _fingerprint_if_known(weights, graph)
+        repository = _Repository(self.out, config, weights, fingerprint, options)
+        with TemporaryDirectory() as temporary:
+            model = _Model(weights, spec, graph, Path(temporary))
+            if weights.text is not None:
+                repository.export(
+                    name + TEXT_SUFFIX,
+                    lambda: text_tower(
+                        model.text_part, model.fingerprint, name=name, precision=options.precision
+                    ),
+                    reporter,
+                )
+            return repository.export(
+                name, lambda: self._image_tower(model, weights, graph, name), reporter
             )
-        return repository.export(
-            name,
-            lambda: image_tower(
-                model.images,
-                model.fingerprint,
-                graph=graph,
-                images=images or weights.images,
-                name=name,
-                precision=options.precision,
-            ),
-            reporter,
+
+    def _image_tower(
+        self, model: "_Model", weights: Weights, graph: Artifact | None, name: str
+    ) -> Tower:
+        if graph is not None and weights.load is None:
+            return graph_tower(graph, precision=self.options.precision)
+        return image_tower(
+            model.images,
+            model.fingerprint,
+            graph=graph,
+            images=self.images or weights.images,
+            name=name,
+            precision=self.options.precision,
         )
 
 
@@ -130,6 +174,9 @@ class _Model:
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
+        if self._graph is not None and self._weights.load is None:
+            assert self._graph.fingerprint is not None
+            return self._graph.fingerprint
         digest = self.images.weights_digest()
         if self._weights.text is not None:
             digest = digest_of_both(digest, text_digest(self.text_part))

@@ -9,8 +9,7 @@ from typing import Any
 
 from mlcd.artifacts.manifest import Artifact, measure
 from mlcd.errors import ConfigInvalid
-from mlcd.export.graph import EXTERNAL
-from mlcd.export.model_artifact import ONNX, write_onnx
+from mlcd.export.graph import EXTERNAL, ONNX, write_image_graph
 from mlcd.export.parity import check_parity, check_text_parity
 from mlcd.export.triton_config import GraphInput, TritonPrecision, image_input, text_input
 from mlcd.images.transform import PreprocessSpec
@@ -56,7 +55,7 @@ def image_tower(
     def write(folder: Path) -> None:
         (folder / PREPROCESS).write_text(model.preprocess.to_json())
         if graph is None:
-            write_onnx(model, folder / ONNX)
+            write_image_graph(model, model.preprocess.crop, folder / ONNX)
             return
         for file in {ONNX, EXTERNAL} & graph.files.keys():
             shutil.copyfile(graph.file(file), folder / file)
@@ -71,6 +70,38 @@ def image_tower(
         _image_sizes(dimension, model.preprocess),
         fingerprint,
         _image_facts(fingerprint, model.preprocess),
+        write,
+        check,
+    )
+
+
+def graph_tower(graph: Artifact, *, precision: TritonPrecision) -> Tower:
+    """Returns the image tower of a model artifact that has graphs without weights.
+
+    Raises ConfigInvalid for half precision, because parity cannot be checked.
+    """
+    if precision != "fp32":
+        raise ConfigInvalid(
+            f"{precision} needs the weights of the image tower, got a graph without weights",
+            remedy="use precision fp32",
+        )
+    assert graph.fingerprint is not None
+    preprocess = PreprocessSpec.read(graph.file(PREPROCESS))
+
+    def write(folder: Path) -> None:
+        for file in {PREPROCESS, ONNX, EXTERNAL} & graph.files.keys():
+            shutil.copyfile(graph.file(file), folder / file)
+
+    def check(folder: Path) -> dict[str, Any]:
+        del folder  # parity was checked when the graph was made
+        return {key: graph.summary[key] for key in graph.summary if key.startswith("parity_")}
+
+    return Tower(
+        image_input(preprocess.crop),
+        graph.summary["dimension"],
+        _image_sizes(graph.summary["dimension"], preprocess),
+        graph.fingerprint,
+        _image_facts(graph.fingerprint, preprocess),
         write,
         check,
     )

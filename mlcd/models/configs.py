@@ -48,6 +48,8 @@ _ONE_TOWER: Final[Mapping[str, Mapping[str, Any]]] = {
     "mlcd_vision_model": _MLCD_DEFAULTS, "clip_vision_model": _CLIP_DEFAULTS,
     "siglip_vision_model": _SIGLIP_DEFAULTS, "siglip2_vision_model": _SIGLIP2_DEFAULTS,
 }  # fmt: skip
+# The model_type of every config.json that our own classes run.
+OUR_MODEL_TYPES: Final = frozenset({*_TWO_TOWERS, *_ONE_TOWER})
 _IMAGENET_STANDARD: Final = (0.5, 0.5, 0.5)
 # The fields of open_clip's vision_cfg that change the architecture, with the supported values.
 _SUPPORTED_TOWER: Final = {

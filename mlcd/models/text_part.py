@@ -40,7 +40,7 @@ class TextSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    tower: Literal["clip", "siglip", "mixture", "ridge"]
+    tower: Literal["clip", "siglip", "traced", "mixture", "ridge"]
     context_length: int = Field(ge=1)
     pad_id: int = Field(ge=0)
     trims_padding: bool

@@ -3,9 +3,9 @@ weights, our artifacts.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid
@@ -78,6 +78,10 @@ PUBLISHED: Final[Mapping[str, Published]] = {
 }
 
 
+Library: TypeAlias = Literal["transformers", "timm"]
+LibraryPooling: TypeAlias = Literal["cls", "mean", "map", "last"]
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """The user's choices.
@@ -85,7 +89,9 @@ class LoadOptions:
     like: name of a published tower with the sizes, activation and preprocessing of bare weights.
     clip_preprocessing: whether to use CLIP's if the directory lacks preprocessing. projection:
     False drops it. image_size: new resolution; learned positions are resized. exif: value of the
-    preprocessing's field; None keeps it.
+    preprocessing's field; None keeps it. library: the library that reads the model for an export
+    as graphs; None for the one that its files name. pooling: of a library's image tower; None for
+    the model's own.
     """
 
     like: str | None = None
@@ -93,6 +99,16 @@ class LoadOptions:
     projection: bool = True
     image_size: int | None = None
     exif: Any = None
+    library: Library | None = None
+    pooling: LibraryPooling | None = None
+
+    def non_default(self) -> dict[str, Any]:
+        """Returns the options that differ from the defaults, for the manifest."""
+        return {
+            field: value
+            for field, value in asdict(self).items()
+            if value != getattr(LoadOptions(), field)
+        }
 
 
 def load(spec: str, options: LoadOptions | None = None) -> Servable:

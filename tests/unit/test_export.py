@@ -11,18 +11,18 @@ SILENT = Reporter("silent")
 
 
 def test_a_graph_that_disagrees_with_the_model_is_not_published(journey, tmp_path, monkeypatch):
-    original = export.write_onnx
+    original = export.write_image_graph
 
-    def slightly_wrong(model, path):
+    def slightly_wrong(model, side, path):
         with torch.no_grad():
             model.trunk.pos.add_(
                 0.3 * torch.randn(model.trunk.pos.shape, generator=torch.Generator().manual_seed(0))
             )
-        original(model, path)
+        original(model, side, path)
         with torch.no_grad():
             model.trunk.pos.zero_()
 
-    monkeypatch.setattr(export, "write_onnx", slightly_wrong)
+    monkeypatch.setattr(export, "write_image_graph", slightly_wrong)
     with pytest.raises(ArtifactInvalid, match="differs from the trained one"):
         export.export_model(
             journey / "run", tmp_path / "model", name="m", images=None, reporter=SILENT

@@ -29,7 +29,7 @@ from mlcd.errors import (
     NotFound,
     Unavailable,
 )
-from mlcd.export import model_artifact, text_tower
+from mlcd.export import graph, text_tower
 from mlcd.export.graph import write_graph
 from mlcd.export.model_artifact import export_hf, export_model, find_weights
 from mlcd.models import zoo
@@ -67,7 +67,7 @@ def graphs_once():
         path.write_bytes(made[key])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_artifact, "write_graph", write)
+        patch.setattr(graph, "write_graph", write)
         patch.setattr(text_tower, "write_graph", write)
         yield
 
@@ -245,8 +245,8 @@ def test_a_text_part_without_weights_runs_on_openvino_alone(exported, tmp_path):
 def test_a_graph_of_other_texts_is_not_published(clip, tmp_path, monkeypatch):
     original = text_tower.write_text_onnx
 
-    def wrong(model, path):
-        original(model, path)
+    def wrong(model, context_length, path):
+        original(model, context_length, path)
         with torch.no_grad():
             model.trunk.pos.add_(torch.randn(model.trunk.pos.shape))
 

@@ -235,8 +235,8 @@ def test_a_graph_that_disagrees_is_not_published(
 ):
     monkeypatch.setattr(
         triton_towers,
-        "write_onnx",
-        lambda _, path: shutil.copyfile(later_model / "model.onnx", path),
+        "write_image_graph",
+        lambda model, side, path: shutil.copyfile(later_model / "model.onnx", path),
     )
     with pytest.raises(ArtifactInvalid, match=f"differs from the trained one.*below {limit}"):
         write(weights, tmp_path / "out", options=options)

@@ -6,7 +6,7 @@ import torch
 
 from mlcd.encoders import openvino as openvino_engine
 from mlcd.errors import ArtifactInvalid
-from mlcd.export.model_artifact import write_onnx
+from mlcd.export.graph import write_image_graph
 from mlcd.export.parity import check_parity
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
@@ -23,7 +23,7 @@ def exported(request, tmp_path_factory):
         PreprocessSpec(resize_shortest=size[0], crop=size[0]),
     )
     path = tmp_path_factory.mktemp("graph") / "model.onnx"
-    write_onnx(model, path)
+    write_image_graph(model, model.preprocess.crop, path)
     return model, path
 
 
@@ -82,7 +82,7 @@ def test_activations_that_fp16_cannot_hold_are_refused(tmp_path):
     with torch.no_grad():
         trunk.blocks[0].mlp.fc1.weight.mul_(1e5)
     model = Servable(trunk, PreprocessSpec(resize_shortest=32, crop=32))
-    write_onnx(model, tmp_path / "model.onnx")
+    write_image_graph(model, model.preprocess.crop, tmp_path / "model.onnx")
     assert check_parity(model, tmp_path / "model.onnx", None, "m").min_cosine > 0.9999
     with pytest.raises(ArtifactInvalid, match="emulated fp16"):
         check_parity(model, tmp_path / "model.onnx", None, "m", precision="fp16")
