@@ -6,22 +6,10 @@ from pathlib import Path
 import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers, processors
-from transformers import (
-    CLIPConfig,
-    CLIPModel,
-    Siglip2Config,
-    Siglip2Model,
-    SiglipConfig,
-    SiglipModel,
-)
+from transformers import CLIPConfig, CLIPModel
 
-from mlcd.models.configs import clip_preprocessing, siglip_preprocessing, write_hf_preprocessing
+from mlcd.models.configs import clip_preprocessing, write_hf_preprocessing
 
-CLASSES = {
-    "clip": (CLIPModel, CLIPConfig),
-    "siglip": (SiglipModel, SiglipConfig),
-    "siglip2": (Siglip2Model, Siglip2Config),
-}
 CONTEXT, SIDE, DIMENSION = 12, 16, 32
 _WORDS = [
     "a",
@@ -48,25 +36,20 @@ _WORDS = [
 _START, _END = 38, 39
 
 
-def write_two_tower_checkpoint(
-    folder: Path, family: str = "clip", *, seed: int = 0
-) -> torch.nn.Module:
-    """Writes weights, configs, preprocessing and tokenizer; returns transformers' model."""
+def write_two_tower_checkpoint(folder: Path, *, seed: int = 0) -> torch.nn.Module:
+    """Writes weights, configs, preprocessing and tokenizer; returns transformers' CLIPModel."""
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    vision = {**sizes, "hidden_size": 32, "patch_size": 8}
-    vision |= {"num_patches": 4} if family == "siglip2" else {"image_size": SIDE}
+    vision = {**sizes, "hidden_size": 32, "patch_size": 8, "image_size": SIDE}
     text = {
         **sizes,
         "hidden_size": 32,
         "vocab_size": 40,
         "max_position_embeddings": CONTEXT,
-        "pad_token_id": _END if family == "clip" else 0,
+        "pad_token_id": _END,
         "bos_token_id": _START,
         "eos_token_id": _END,
     }
-    model_class, config_class = CLASSES[family]
-    top = {"projection_dim": DIMENSION} if family == "clip" else {}
-    model = model_class(config_class(vision_config=vision, text_config=text, **top))
+    model = CLIPModel(CLIPConfig(vision_config=vision, text_config=text, projection_dim=DIMENSION))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -76,9 +59,9 @@ def write_two_tower_checkpoint(
                 parameter.add_(0.5)
         model.logit_scale.fill_(2.0)
     model.save_pretrained(folder)
-    spec = clip_preprocessing(SIDE) if family == "clip" else siglip_preprocessing(SIDE)
+    spec = clip_preprocessing(SIDE)
     (folder / "preprocessor_config.json").write_text(json.dumps(write_hf_preprocessing(spec)))
-    write_tokenizer(folder, family)
+    write_tokenizer(folder, "clip")
     return model.eval()
 
 

@@ -50,11 +50,6 @@ def open_start(spec: str, like: str | None, out: Path) -> Start:
 
     weights = find_weights(spec, out, LoadOptions(like=like))
     model = load_weights(weights, spec)
-    if model.trunk.config.pooling != "class_token":
-        raise ConfigInvalid(
-            f"{spec} is a SigLIP tower, whose attention pooling mlcd cannot train",
-            remedy="start from a tower with a class token: CLIP, MLCD, or a run of your own",
-        )
     role = weights.parent.role if weights.parent.role == "weights" else "start"
     return Start(model, replace(weights.parent, role=role), weights.centers)
 

@@ -6,7 +6,7 @@ import torch
 
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
-from mlcd.models.vit import VisionTower, ViT
+from mlcd.models.vit import ViT
 from mlcd.randomness import Stream, hash_counters
 from mlcd.training.start import Start, at_image_size
 from mlcd.training.tower_config import TowerConfig
@@ -24,7 +24,7 @@ def initial_model(config: TowerConfig, seed: int, start: Start | None = None) ->
     return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
 
 
-def freeze(trunk: VisionTower, config: TowerConfig) -> None:
+def freeze(trunk: ViT, config: TowerConfig) -> None:
     """Turns off gradients for the parameters that `config.freeze` excludes from training."""
     for name, parameter in trunk.named_parameters():
         parameter.requires_grad_(is_trained(name, config))

@@ -184,9 +184,8 @@ def export_hf(
     text: bool = True,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes files for transformers: with a text tower, of CLIPModel or SiglipModel and their
-    processors; otherwise of CLIPVisionModel(WithProjection), SiglipVisionModel or MLCDVisionModel
-    and their image processor.
+    """Writes files for transformers: with a text tower, of CLIPModel and its processors; otherwise
+    of CLIPVisionModel(WithProjection) or MLCDVisionModel and their image processor.
 
     text: False omits the text tower.
     """

@@ -27,7 +27,6 @@ from mlcd.models.text_part import (
     WEIGHTS,
     text_digest,
 )
-from mlcd.models.two_tower_checkpoints import HfFamily
 from mlcd.models.two_tower_files import (
     TwoTowerModel,
     read_two_towers,
@@ -122,8 +121,8 @@ def write_text(origin: TextOrigin, folder: Path, name: str) -> dict[str, Any]:
 
 
 def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> str:
-    """Writes the files of CLIPModel or SiglipModel and its processors, reads the text tower back,
-    and returns the digest of the text part.
+    """Writes the files of CLIPModel and its processors, reads the text tower back, and returns the
+    digest of the text part.
 
     Raises ConfigInvalid if transformers lacks a class for the towers, and ArtifactInvalid if the
     text tower differs when it is read back.
@@ -141,8 +140,7 @@ def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> str:
         logit_scale=torch.tensor(settings.logit_scale),
         logit_bias=None if bias is None else torch.tensor(bias),
     )
-    family: HfFamily = "siglip" if settings.tower == "siglip" else "clip"
-    write_two_towers(TwoTowerModel(towers, images.preprocess, text.tokenizer), folder, family)
+    write_two_towers(TwoTowerModel(towers, images.preprocess, text.tokenizer), folder)
     reloaded = _load(str(folder))
     is_same = reloaded.settings == settings and all(
         torch.equal(tensor, text.trunk.state_dict()[name])

@@ -105,10 +105,6 @@ class Attention(nn.Module):
             key = rotate(key, cos_TR, sin_TR)
         return self._attend(query, key, value)
 
-    def attend(self, query_BQW: Tensor, x_BTW: Tensor) -> Tensor:
-        """Attends from queries that are not among the tokens, [B, Q, W]."""
-        return self._attend(*self._project(query_BQW, x_BTW))
-
     def _project(self, query_BQW: Tensor, x_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         width, weight, bias = x_BTW.shape[2], self.qkv.weight, self.qkv.bias
         query = functional.linear(query_BQW, weight[:width], bias[:width])

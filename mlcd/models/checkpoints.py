@@ -2,8 +2,8 @@
 
 Four layouts of one tower (the key map is in the reference documentation):
 
-    hf          CLIPVisionModel(WithProjection), CLIPModel, MLCDVisionModel, SiglipVisionModel,
-                SiglipModel, Siglip2Model; with or without the prefix `vision_model.`
+    hf          CLIPVisionModel(WithProjection), CLIPModel, MLCDVisionModel; with or without the
+                prefix `vision_model.`
     open_clip   OpenAI's and open_clip's: the tower below `visual.` in a full model
     native      unicom's MLCD bigG: open_clip's names, but attn.in_proj.weight and class_pos_emb
     ours        the names of `mlcd.models.vit`
@@ -12,7 +12,6 @@ A state dict has neither the number of heads nor the activation nor the preproce
 from a config and are never guessed.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -25,7 +24,7 @@ from mlcd.models.key_map import Layout, State, rename_state, split_qkv, to_their
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 _OUTSIDE_THE_TOWER: Final = (
     # a full CLIP in Hugging Face's layout
-    "text_model.", "text_projection", "logit_scale", "logit_bias",
+    "text_model.", "text_projection", "logit_scale",
     # a buffer in old files
     "vision_model.embeddings.position_ids", "embeddings.position_ids",
 )  # fmt: skip
@@ -46,10 +45,6 @@ def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]
         ours["proj.weight"] = ours["proj.weight"].T.contiguous()  # theirs is x @ proj
     if "rope.cls_angle" in ours:
         ours.pop("pos", None)  # rotary towers have this table and do not use it
-    if "head.probe" in ours:
-        ours["head.probe"] = ours["head.probe"].reshape(-1)  # theirs is [1, 1, W]
-    if layout == "hf":
-        ours["patch.weight"] = _as_convolution(ours["patch.weight"])
     return layout, ours
 
 
@@ -60,8 +55,6 @@ def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
     if layout == "ours":
         return dict(state)
     state = dict(state)
-    if "head.probe" in state:
-        state["head.probe"] = state["head.probe"].reshape(1, 1, -1)
     if layout == "hf":
         state = split_qkv(state)
     elif "proj.weight" in state:
@@ -117,23 +110,10 @@ def _layout(tower: State, source: str) -> Layout:
     if any(name.endswith("patch_embed.proj.weight") for name in tower):
         raise ArtifactInvalid(
             f"{source} holds a timm or UNICOM (2023) tower, an architecture without support",
-            remedy="give a CLIP, SigLIP or MLCD tower of transformers, or a CLIP of open_clip",
+            remedy="export timm's directory with --with timm, or give a CLIP or MLCD tower",
         )
     shown = ", ".join(sorted(tower)[:3]) or "none"
     raise ArtifactInvalid(
         f"{source} must hold a vision tower of a known layout, got the tensors {shown}",
-        remedy="give a checkpoint of MLCD, CLIP, SigLIP or open_clip",
+        remedy="give a checkpoint of MLCD, CLIP or open_clip, or a directory that a library reads",
     )
-
-
-def _as_convolution(weight: Tensor) -> Tensor:
-    """Returns the patch embedding as a convolution, [W, 3, P, P].
-
-    Siglip2Model has a matrix over flattened patches instead; their last axis is the color.
-    """
-    if weight.dim() != 2:
-        return weight
-    side = math.isqrt(weight.shape[1] // 3)
-    if weight.shape[1] != 3 * side**2:
-        return weight  # `fill` compares the shape with the config's and raises
-    return weight.reshape(-1, side, side, 3).permute(0, 3, 1, 2).contiguous()

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
-from mlcd.images.transform import CLIP_MEAN, CLIP_STD, Interpolation, PreprocessSpec
+from mlcd.images.transform import CLIP_MEAN, CLIP_STD, PreprocessSpec
 from mlcd.models.config_fields import as_activation, as_size, as_triple, expect, square_side
 from mlcd.models.json_files import read_object
 from mlcd.models.vit import ViTConfig
 
 _PIL_BICUBIC: Final = 3
-_PIL_NUMBERS: Final[Mapping[Interpolation, int]] = {"bilinear": 2, "bicubic": _PIL_BICUBIC}
-_PIL_NAMES: Final = {number: name for name, number in _PIL_NUMBERS.items()}
 _ROPE_BASE: Final = 10_000.0
 # transformers omits fields that equal the defaults of CLIPVisionConfig and MLCDVisionConfig.
 _CLIP_DEFAULTS: Final = {
@@ -30,27 +28,13 @@ _MLCD_DEFAULTS: Final = {
     "num_attention_heads": 16, "image_size": 336, "patch_size": 14, "hidden_act": "gelu",
     "layer_norm_eps": 1e-5, "num_channels": 3,
 }  # fmt: skip
-_SIGLIP_DEFAULTS: Final = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-    "num_attention_heads": 12, "image_size": 224, "patch_size": 16,
-    "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6, "num_channels": 3,
-    "vision_use_head": True,
-}  # fmt: skip
-_SIGLIP2_DEFAULTS: Final = {
-    **{name: value for name, value in _SIGLIP_DEFAULTS.items() if name != "image_size"},
-    "num_patches": 256,
-}
-# The defaults of each model_type's vision config, which is a section of a two-tower model's config.
-_TWO_TOWERS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "clip": _CLIP_DEFAULTS, "siglip": _SIGLIP_DEFAULTS, "siglip2": _SIGLIP2_DEFAULTS,
-}  # fmt: skip
-_ONE_TOWER: Final[Mapping[str, Mapping[str, Any]]] = {
-    "mlcd_vision_model": _MLCD_DEFAULTS, "clip_vision_model": _CLIP_DEFAULTS,
-    "siglip_vision_model": _SIGLIP_DEFAULTS, "siglip2_vision_model": _SIGLIP2_DEFAULTS,
+# The defaults of each model_type's vision config; of clip it is a section of the config.
+_VISION_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "clip": _CLIP_DEFAULTS, "clip_vision_model": _CLIP_DEFAULTS,
+    "mlcd_vision_model": _MLCD_DEFAULTS,
 }  # fmt: skip
 # The model_type of every config.json that our own classes run.
-OUR_MODEL_TYPES: Final = frozenset({*_TWO_TOWERS, *_ONE_TOWER})
-_IMAGENET_STANDARD: Final = (0.5, 0.5, 0.5)
+OUR_MODEL_TYPES: Final = frozenset(_VISION_DEFAULTS)
 # The fields of open_clip's vision_cfg that change the architecture, with the supported values.
 _SUPPORTED_TOWER: Final = {
     "timm_model_name": None, "ls_init_value": None, "attentional_pool": False, "pool_type": "tok",
@@ -67,17 +51,6 @@ def clip_preprocessing(image_size: int) -> PreprocessSpec:
     return PreprocessSpec(resize_shortest=image_size, crop=image_size)
 
 
-def siglip_preprocessing(image_size: int) -> PreprocessSpec:
-    """Returns the preprocessing of SigLIP: both sides become the model's resolution."""
-    return PreprocessSpec(
-        resize_shortest=image_size,
-        crop=image_size,
-        mean=_IMAGENET_STANDARD,
-        std=_IMAGENET_STANDARD,
-        resize="square",
-    )
-
-
 def hf_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Returns `vision_config` or `text_config` of a two-tower config.json.
 
@@ -89,36 +62,30 @@ def hf_section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
-    """Reads the image tower in the config.json of a CLIP, SigLIP or MLCD model of transformers.
+    """Reads the image tower in the config.json of a CLIP or MLCD model of transformers.
 
     projection: whether the weights have one; the config does not tell, because it names a
     projection_dim even for a tower without projection.
     """
     config = read_object(path)
     kind = str(config.get("model_type"))
-    if kind in _TWO_TOWERS:
-        vision, defaults = hf_section(config, "vision_config"), _TWO_TOWERS[kind]
-    elif kind in _ONE_TOWER:
-        vision, defaults = config, _ONE_TOWER[kind]
-    else:
+    if kind not in _VISION_DEFAULTS:
         raise ConfigInvalid(
-            f"{path}: model_type must be one of {', '.join([*_TWO_TOWERS, *_ONE_TOWER])},"
-            f" got {kind!r}"
+            f"{path}: model_type must be one of {', '.join(_VISION_DEFAULTS)}, got {kind!r}"
         )
+    vision = hf_section(config, "vision_config") if kind == "clip" else config
+    defaults = _VISION_DEFAULTS[kind]
     fields: dict[str, Any] = dict(defaults) | {
         name: vision[name] for name in defaults if vision.get(name) is not None
     }
     if kind == "clip":
         fields["projection_dim"] = config.get("projection_dim", _CLIP_DEFAULTS["projection_dim"])
-    siglip = "vision_use_head" in fields
-    if siglip:
-        expect(path, "vision_use_head", fields["vision_use_head"], True)
     expect(path, "num_channels", fields["num_channels"], 3)
     rope = config.get("rope_parameters") or {}
     expect(path, "rope_parameters.rope_theta", rope.get("rope_theta", _ROPE_BASE), _ROPE_BASE)
     expect(path, "num_key_value_groups", config.get("num_key_value_groups", 1), 1)
     return ViTConfig(
-        image_size=_image_size(path, fields),
+        image_size=square_side(path, "image_size", fields["image_size"]),
         patch_size=square_side(path, "patch_size", fields["patch_size"]),
         width=as_size(path, "hidden_size", fields["hidden_size"]),
         depth=as_size(path, "num_hidden_layers", fields["num_hidden_layers"]),
@@ -128,29 +95,13 @@ def read_hf_config(path: Path, *, projection: bool) -> ViTConfig:
         activation=as_activation(path, fields["hidden_act"]),
         positions="rope" if kind == "mlcd_vision_model" else "learned",
         norm_eps=float(fields["layer_norm_eps"]),
-        pooling="attention" if siglip else "class_token",
     )
-
-
-def is_naflex(path: Path) -> bool:
-    """Tells whether a config.json belongs to Siglip2Model or its image tower."""
-    return str(read_object(path).get("model_type")).startswith("siglip2")
 
 
 def _projection(path: Path, fields: Mapping[str, Any]) -> int:
     if "projection_dim" not in fields:
         raise ConfigInvalid(f"{path} lacks projection_dim, but the weights have a projection")
     return as_size(path, "projection_dim", fields["projection_dim"])
-
-
-def _image_size(path: Path, fields: Mapping[str, Any]) -> int:
-    if "num_patches" not in fields:
-        return square_side(path, "image_size", fields["image_size"])
-    patches = as_size(path, "num_patches", fields["num_patches"])
-    side = math.isqrt(patches)
-    if side**2 != patches:
-        raise ConfigInvalid(f"{path}: num_patches must be a square number, got {patches}")
-    return side * square_side(path, "patch_size", fields["patch_size"])
 
 
 def write_hf_config(config: ViTConfig) -> dict[str, Any]:
@@ -181,13 +132,6 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
                 remedy="export with --no-projection",
             )
         return {"architectures": ["MLCDVisionModel"], "model_type": "mlcd_vision_model", **fields}
-    if config.pooling == "attention":
-        return {
-            "architectures": ["SiglipVisionModel"],
-            "model_type": "siglip_vision_model",
-            "vision_use_head": True,
-            **fields,
-        }
     name = "CLIPVisionModel" if config.embedding_dim is None else "CLIPVisionModelWithProjection"
     dimension = (
         _CLIP_DEFAULTS["projection_dim"] if config.embedding_dim is None else config.embedding_dim
@@ -201,27 +145,22 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
 
 
 def read_hf_preprocessing(path: Path) -> PreprocessSpec:
-    """Reads the preprocessor_config.json of CLIP's or SigLIP's image processor, or the
-    image_processor in processor_config.json.
+    """Reads the preprocessor_config.json of CLIP's image processor, or the image_processor in
+    processor_config.json.
     """
     config = read_object(path)
     config = config.get("image_processor", config)
     processor = str(config.get("image_processor_type"))
-    if processor.startswith("Siglip2"):
+    if processor.startswith("Siglip"):
         raise ConfigInvalid(
-            f"{path} describes NaFlex preprocessing (a grid per image), which is not supported",
-            remedy="replace it by SiglipImageProcessor's file, for squares of the tower's size",
+            f"{path} must be of CLIP's image processor, got {processor}",
+            remedy="export with --with transformers",
         )
-    for name in ("do_resize", "do_rescale", "do_normalize"):
+    for name in ("do_resize", "do_rescale", "do_normalize", "do_center_crop"):
         expect(path, name, config.get(name, True), True)
     factor = config.get("rescale_factor", 1 / 255)
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-6):
         raise ConfigInvalid(f"{path}: rescale_factor must be 1/255, got {factor!r}")
-    return (_read_siglip if processor.startswith("Siglip") else _read_clip)(path, config)
-
-
-def _read_clip(path: Path, config: Mapping[str, Any]) -> PreprocessSpec:
-    expect(path, "do_center_crop", config.get("do_center_crop", True), True)
     expect(path, "resample", config.get("resample", _PIL_BICUBIC), _PIL_BICUBIC)
     size, crop = config.get("size", 224), config.get("crop_size", 224)
     shortest = size.get("shortest_edge") if isinstance(size, dict) else size
@@ -233,47 +172,20 @@ def _read_clip(path: Path, config: Mapping[str, Any]) -> PreprocessSpec:
     )
 
 
-def _read_siglip(path: Path, config: Mapping[str, Any]) -> PreprocessSpec:
-    expect(path, "do_center_crop", config.get("do_center_crop") or False, False)
-    resample = config.get("resample", _PIL_BICUBIC)
-    if resample not in _PIL_NAMES:
-        raise ConfigInvalid(
-            f"{path}: resample must be 2 (bilinear) or 3 (bicubic), got {resample!r}"
-        )
-    side = square_side(path, "size", _height_and_width(config.get("size", 224)))
-    return PreprocessSpec(
-        resize_shortest=side,
-        crop=side,
-        mean=as_triple(path, "image_mean", config.get("image_mean", _IMAGENET_STANDARD)),
-        std=as_triple(path, "image_std", config.get("image_std", _IMAGENET_STANDARD)),
-        interpolation=_PIL_NAMES[resample],
-        resize="square",
-    )
-
-
 def _height_and_width(size: object) -> object:
     return [size.get("height"), size.get("width")] if isinstance(size, dict) else size
 
 
 def write_hf_preprocessing(spec: PreprocessSpec) -> dict[str, Any]:
-    """Returns the preprocessor_config.json for CLIPImageProcessor or SiglipImageProcessor."""
-    square = {"height": spec.crop, "width": spec.crop}
-    shape: dict[str, Any] = (
-        {"image_processor_type": "SiglipImageProcessor", "size": square}
-        if spec.resize == "square"
-        else {
-            "image_processor_type": "CLIPImageProcessor",
-            "size": {"shortest_edge": spec.resize_shortest},
-            "do_center_crop": True,
-            "crop_size": square,
-        }
-    )
-    return shape | {
+    """Returns the preprocessor_config.json for CLIPImageProcessor."""
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": spec.resize_shortest},
+        "do_center_crop": True,
+        "crop_size": {"height": spec.crop, "width": spec.crop},
         "do_convert_rgb": True,
         "do_resize": True,
-        "resample": next(
-            number for number, name in _PIL_NAMES.items() if name == spec.interpolation
-        ),
+        "resample": _PIL_BICUBIC,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

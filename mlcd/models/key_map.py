@@ -27,19 +27,12 @@ _HF_VISION: Final = {
     "norm_pre.": "pre_layrnorm.",  # sic
     "norm_post.": "post_layernorm.",
     "proj.weight": "visual_projection.weight",
-    "head.probe": "head.probe",
-    "head.attn.qkv.weight": "head.attention.in_proj_weight",
-    "head.attn.qkv.bias": "head.attention.in_proj_bias",
-    "head.attn.out.": "head.attention.out_proj.",
-    "head.norm.": "head.layernorm.",
-    "head.mlp.fc1.": "head.mlp.fc1.",
-    "head.mlp.fc2.": "head.mlp.fc2.",
 }
 _HF_TEXT: Final = {
     "token.weight": "embeddings.token_embedding.weight",
     "pos": "embeddings.position_embedding.weight",
     "norm_post.": "final_layer_norm.",
-    "proj.": "head.",  # SigLIP's; CLIP's is text_projection, outside the tower
+    "proj.": "text_projection.",  # outside the tower
 }
 _HF_BLOCK: Final = {
     "norm1.": "layer_norm1.",

@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.images.transform import PreprocessSpec
-from mlcd.models.siglip import SiglipViT
-from mlcd.models.vit import Output, VisionTower, ViT, ViTConfig
+from mlcd.models.vit import Output, ViT, ViTConfig
 from mlcd.types import Fingerprint
 
 WEIGHTS: Final = "model.safetensors"
@@ -31,7 +30,7 @@ class Servable(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, trunk: VisionTower, preprocess: PreprocessSpec) -> None:
+    def __init__(self, trunk: ViT, preprocess: PreprocessSpec) -> None:
         super().__init__()
         self.trunk = trunk
         self.preprocess = preprocess
@@ -113,10 +112,10 @@ def tower_of(
     source: str,
     *,
     shown: Callable[[str], str] = str,
-) -> VisionTower:
+) -> ViT:
     """Returns a tower with these weights, in float32; see `fill` for `shown` and errors."""
     with torch.device("meta"):
-        trunk = ViT(config) if config.pooling == "class_token" else SiglipViT(config)
+        trunk = ViT(config)
     fill(trunk, state, source, shown=shown)
     return trunk
 

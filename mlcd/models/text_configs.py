@@ -14,33 +14,22 @@ from mlcd.models.config_fields import as_activation, as_size, expect
 from mlcd.models.configs import hf_section, write_hf_config
 from mlcd.models.json_files import read_object
 from mlcd.models.text import TextConfig, TextPooling
-from mlcd.models.two_tower_checkpoints import HfFamily
 from mlcd.models.two_towers import TwoTowers
 
-# The defaults of CLIPTextConfig, and of SiglipTextConfig and Siglip2TextConfig.
+# The defaults of CLIPTextConfig.
 _CLIP_TEXT: Final[Mapping[str, Any]] = {
     "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
     "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5, "eos_token_id": 49407,
 }  # fmt: skip
-_SIGLIP_TEXT: Final[Mapping[str, Any]] = {
-    "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
-    "num_attention_heads": 12, "max_position_embeddings": 64, "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6, "projection_size": None,
-}  # fmt: skip
 # Early configs of CLIPTextModel have this wrong eos_token_id; for it, the class pools at the
 # highest id.
 _WRONG_EOS: Final = 2
-# The architectures that the classes of transformers support, with the keys of `_shape`.
+# The architecture that CLIPModel supports, with the keys of `_shape`.
 _CLIP_SHAPE: Final[Mapping[str, object]] = {
-    "image pooling": "class_token", "image projection": True, "positions": "learned",
+    "image projection": True, "positions": "learned",
     "text attention": "causal", "text pooling": "end of text", "text projection": "without bias",
     "logit_bias": False,
-}  # fmt: skip
-_SIGLIP_SHAPE: Final[Mapping[str, object]] = {
-    "image pooling": "attention", "image projection": False, "positions": "learned",
-    "text attention": "bidirectional", "text pooling": "last", "text projection": "with bias",
-    "logit_bias": True,
 }  # fmt: skip
 _OPEN_CLIP_TEXT: Final[Mapping[str, Any]] = {
     "hf_model_name": None, "ls_init_value": None, "embed_cls": False, "proj_type": "linear",
@@ -53,18 +42,13 @@ _OPEN_CLIP_POOLING: Final[Mapping[str, TextPooling]] = {
 
 
 def read_hf_text_config(path: Path) -> TextConfig:
-    """Reads the text tower in the config.json of CLIPModel, SiglipModel or Siglip2Model."""
+    """Reads the text tower in the config.json of CLIPModel."""
     config = read_object(path)
-    kind = config.get("model_type")
-    if kind not in ("clip", "siglip", "siglip2"):
-        raise ConfigInvalid(
-            f"{path}: a text tower needs the model_type clip, siglip or siglip2, got {kind!r}"
-        )
+    expect(path, "model_type", config.get("model_type"), "clip")
     section = hf_section(config, "text_config")
-    defaults = _CLIP_TEXT if kind == "clip" else _SIGLIP_TEXT
     fields = {
         name: default if section.get(name) is None else section[name]
-        for name, default in defaults.items()
+        for name, default in _CLIP_TEXT.items()
     }
     sizes: dict[str, Any] = {
         "vocab_size": as_size(path, "vocab_size", fields["vocab_size"]),
@@ -78,59 +62,42 @@ def read_hf_text_config(path: Path) -> TextConfig:
         "activation": as_activation(path, fields["hidden_act"]),
         "norm_eps": float(fields["layer_norm_eps"]),
     }
-    if kind == "clip":
-        eos = as_size(path, "eos_token_id", fields["eos_token_id"])
-        return TextConfig(
-            **sizes,
-            embedding_dim=as_size(path, "projection_dim", config.get("projection_dim", 512)),
-            causal=True,
-            pooling="highest_id" if eos == _WRONG_EOS else "eos",
-            eos_token_id=None if eos == _WRONG_EOS else eos,
-        )
-    dimension = fields["projection_size"] or sizes["width"]
+    eos = as_size(path, "eos_token_id", fields["eos_token_id"])
     return TextConfig(
         **sizes,
-        embedding_dim=as_size(path, "projection_size", dimension),
-        causal=False,
-        pooling="last",
-        projection_bias=True,
+        embedding_dim=as_size(path, "projection_dim", config.get("projection_dim", 512)),
+        causal=True,
+        pooling="highest_id" if eos == _WRONG_EOS else "eos",
+        eos_token_id=None if eos == _WRONG_EOS else eos,
     )
 
 
-def write_hf_two_tower_config(towers: TwoTowers, family: HfFamily) -> dict[str, Any]:
-    """Returns the config.json of CLIPModel, SiglipModel or Siglip2Model; raises ConfigInvalid if
-    the class does not support these towers.
+def write_hf_two_tower_config(towers: TwoTowers) -> dict[str, Any]:
+    """Returns the config.json of CLIPModel; raises ConfigInvalid if the class does not support
+    these towers.
     """
     vision = towers.vision.config
-    expected = _CLIP_SHAPE if family == "clip" else _SIGLIP_SHAPE
     shape = _shape(towers)
-    for part, value in expected.items():
+    for part, value in _CLIP_SHAPE.items():
         if shape[part] != value:
             raise ConfigInvalid(
-                f"a {family} model of transformers needs {part} {value}, got {shape[part]}"
+                f"CLIPModel of transformers needs {part} {value}, got {shape[part]}"
             )
     vision_fields = write_hf_config(vision)
     del vision_fields["architectures"]
-    if family == "siglip2":
-        del vision_fields["image_size"]
-        vision_fields |= {"model_type": "siglip2_vision_model", "num_patches": vision.num_tokens}
-    text_fields = _write_hf_text(towers.text.config, family)
-    name = {"clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model"}[family]
-    top = {"projection_dim": vision.embedding_dim} if family == "clip" else {}
     return {
-        "architectures": [name],
-        "model_type": family,
-        "text_config": text_fields,
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "text_config": _write_hf_text(towers.text.config),
         "vision_config": vision_fields,
         "torch_dtype": "float32",
-        **top,
+        "projection_dim": vision.embedding_dim,
     }
 
 
 def _shape(towers: TwoTowers) -> dict[str, object]:
     vision, text = towers.vision.config, towers.text.config
     return {
-        "image pooling": vision.pooling,
         "image projection": vision.embedding_dim is not None,
         "positions": vision.positions,
         "text attention": "causal" if text.causal else "bidirectional",
@@ -146,9 +113,9 @@ def _hf_pooling(text: TextConfig) -> str:
     return text.pooling if text.pooling == "last" else "end of text"
 
 
-def _write_hf_text(text: TextConfig, family: HfFamily) -> dict[str, Any]:
-    fields = {
-        "model_type": f"{family}_text_model",
+def _write_hf_text(text: TextConfig) -> dict[str, Any]:
+    return {
+        "model_type": "clip_text_model",
         "vocab_size": text.vocab_size,
         "max_position_embeddings": text.context_length,
         "hidden_size": text.width,
@@ -157,11 +124,9 @@ def _write_hf_text(text: TextConfig, family: HfFamily) -> dict[str, Any]:
         "intermediate_size": text.mlp_width,
         "hidden_act": text.activation,
         "layer_norm_eps": text.norm_eps,
+        "projection_dim": text.embedding_dim,
+        "eos_token_id": _WRONG_EOS if text.eos_token_id is None else text.eos_token_id,
     }
-    if family != "clip":
-        return fields | {"projection_size": text.embedding_dim}
-    eos = _WRONG_EOS if text.eos_token_id is None else text.eos_token_id
-    return fields | {"projection_dim": text.embedding_dim, "eos_token_id": eos}
 
 
 def read_open_clip_text_config(path: Path) -> TextConfig:

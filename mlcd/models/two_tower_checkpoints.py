@@ -1,8 +1,6 @@
 """Translates two-tower weights from other projects' names of tensors to ours, and back.
 
 clip        Hugging Face's CLIPModel
-siglip      Hugging Face's SiglipModel
-siglip2     Hugging Face's Siglip2Model, whose patches are flattened before the embedding
 open_clip   OpenAI's and open_clip's, the text tower at the root or below `text.`
 """
 
@@ -17,18 +15,9 @@ from mlcd.models.checkpoints import read_state, strip_wrappers, write_state
 from mlcd.models.key_map import Foreign, State, rename_state, split_qkv, to_theirs
 from mlcd.models.two_towers import TwoTowers
 
-HfFamily = Literal["clip", "siglip", "siglip2"]
-Family = HfFamily | Literal["open_clip"]
+Family = Literal["clip", "open_clip"]
 
 _CLIP_PROJECTION: Final = "text_projection.weight"
-_SIGLIP_PROJECTION: Final = "head.weight"
-_PATCHES: Final = "vision_model.embeddings.patch_embedding.weight"
-_SCALARS: Final[Mapping[Family, tuple[str, ...]]] = {
-    "clip": ("logit_scale",),
-    "open_clip": ("logit_scale",),  # and logit_bias if the model was trained with SigLIP's loss
-    "siglip": ("logit_scale", "logit_bias"),
-    "siglip2": ("logit_scale", "logit_bias"),
-}
 _NOT_WEIGHTS: Final = (
     "input_resolution", "context_length", "vocab_size",  # numbers in OpenAI's files
     "text_model.embeddings.position_ids", "attn_mask",  # buffers in old files
@@ -64,16 +53,16 @@ def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerSt
     }
     family = _family(state, source)
     text = _open_clip_text(state) if family == "open_clip" else _hf_text(state)
-    for name in _SCALARS[family]:
-        if name not in state:
-            raise ArtifactInvalid(
-                f"tensor {name} is missing from {source}", remedy="restore the file"
-            )
+    if "logit_scale" not in state:
+        raise ArtifactInvalid(
+            f"tensor logit_scale is missing from {source}", remedy="restore the file"
+        )
     return TwoTowerState(
         family=family,
         vision=read_state(state, source)[1],
         text=rename_state(text, "text", _layout(family), source),
         logit_scale=state["logit_scale"],
+        # of open_clip, if the model was trained with SigLIP's loss
         logit_bias=state.get("logit_bias"),
     )
 
@@ -94,12 +83,8 @@ def write_two_tower_state(towers: TwoTowers, family: Family) -> State:
             | {f"{prefix}{name}": tensor for name, tensor in text.items()}
             | scalars
         )
-    if family == "clip":
-        text[_CLIP_PROJECTION] = text.pop(f"text_model.{_SIGLIP_PROJECTION}")
-        return vision | text | scalars
-    if family == "siglip2":
-        vision[_PATCHES] = vision[_PATCHES].permute(0, 2, 3, 1).flatten(1).contiguous()
-    return vision | text | {name: tensor.reshape(1) for name, tensor in scalars.items()}
+    text[_CLIP_PROJECTION] = text.pop(f"text_model.{_CLIP_PROJECTION}")
+    return vision | text | scalars
 
 
 def _layout(family: Family) -> Foreign:
@@ -111,19 +96,15 @@ def _family(state: State, source: str) -> Family:
         return "open_clip"
     if _CLIP_PROJECTION in state:
         return "clip"
-    if f"text_model.{_SIGLIP_PROJECTION}" in state and _PATCHES in state:
-        return "siglip" if state[_PATCHES].dim() > 2 else "siglip2"
     raise ArtifactInvalid(
         f"{source} must hold the two towers of a known layout",
-        remedy="give a CLIPModel, SiglipModel or Siglip2Model of transformers, or a CLIP of"
-        " OpenAI or open_clip",
+        remedy="give a CLIPModel of transformers, or a CLIP of OpenAI or open_clip",
     )
 
 
 def _hf_text(state: State) -> State:
     text = _select_prefixed(state, "text_model.")
-    if _CLIP_PROJECTION in state:
-        text[_SIGLIP_PROJECTION] = state[_CLIP_PROJECTION]
+    text[_CLIP_PROJECTION] = state[_CLIP_PROJECTION]
     return text
 
 

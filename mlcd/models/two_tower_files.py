@@ -1,13 +1,12 @@
 """Directories of two-tower models: both towers, the preprocessing of images and the tokenizer.
 
-Reads directories of transformers (`CLIPModel`, `SiglipModel`, `Siglip2Model`) and of open_clip;
-writes directories of transformers.
+Reads directories of transformers (`CLIPModel`) and of open_clip; writes directories of
+transformers.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import torch
 from safetensors.torch import save_file
@@ -31,7 +30,6 @@ from mlcd.models.text_configs import (
 )
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.two_tower_checkpoints import (
-    HfFamily,
     read_two_tower_state,
     write_two_tower_state,
 )
@@ -61,7 +59,7 @@ def states_two_towers(folder: Path) -> bool:
         model = read_object(path).get("model_cfg")
         return isinstance(model, dict) and isinstance(model.get("text_cfg"), dict)
     path = folder / HF_CONFIG
-    return path.is_file() and read_object(path).get("model_type") in get_args(HfFamily)
+    return path.is_file() and read_object(path).get("model_type") == "clip"
 
 
 def read_two_towers(spec: str) -> TwoTowerModel:
@@ -79,16 +77,15 @@ def read_two_towers(spec: str) -> TwoTowerModel:
     )
 
 
-def write_two_towers(model: TwoTowerModel, folder: Path, family: HfFamily) -> None:
-    """Writes the files of transformers' CLIPModel, SiglipModel or Siglip2Model and its processors
-    into an existing directory.
+def write_two_towers(model: TwoTowerModel, folder: Path) -> None:
+    """Writes the files of transformers' CLIPModel and its processors into an existing directory.
 
     Raises ConfigInvalid, before writing, if the class does not support the towers.
     """
-    config = write_hf_two_tower_config(model.towers, family)
+    config = write_hf_two_tower_config(model.towers)
     state = {
         name: tensor.contiguous()
-        for name, tensor in write_two_tower_state(model.towers, family).items()
+        for name, tensor in write_two_tower_state(model.towers, "clip").items()
     }
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     for name, content in (
@@ -109,7 +106,7 @@ def _read_configs(folder: Path) -> tuple[ViTConfig, TextConfig, PreprocessSpec]:
             remedy=f"put its {HF_CONFIG} or {OPEN_CLIP_CONFIG} beside the weights",
         )
     text = read_hf_text_config(path)
-    vision = read_hf_config(path, projection=text.pooling != "last")
+    vision = read_hf_config(path, projection=True)
     for name in HF_PREPROCESSING:
         if (folder / name).is_file():
             return vision, text, read_hf_preprocessing(folder / name)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from mlcd.errors import ConfigInvalid
 from mlcd.models.text import TextTower
-from mlcd.models.vit import VisionTower
+from mlcd.models.vit import ViT
 
 
 class TwoTowers(nn.Module):
@@ -19,7 +19,7 @@ class TwoTowers(nn.Module):
 
     def __init__(
         self,
-        vision: VisionTower,
+        vision: ViT,
         text: TextTower,
         *,
         logit_scale: Tensor,

@@ -7,7 +7,6 @@ dimension. Names follow our column of the key map in the documentation (`patch`,
 """
 
 import math
-from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
@@ -20,12 +19,9 @@ from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes, 
 from mlcd.models.rope import RotaryPositions
 
 Positions = Literal["learned", "rope"]
-# class_token: in CLIP and MLCD. attention: SigLIP's head, without a class token (siglip.py).
-Pooling = Literal["class_token", "attention"]
-# projected: [B, D], after the projection. pooled: [B, W], the class token after the last norm, or
-# the output of attention pooling. patches: [B, P, W], before the last norm. penultimate_patches:
-# patches one block earlier, the input of vision-language models (`hidden_states[-2]` without the
-# class token).
+# projected: [B, D], after the projection. pooled: [B, W], the class token after the last norm.
+# patches: [B, P, W], before the last norm. penultimate_patches: patches one block earlier, the
+# input of vision-language models (`hidden_states[-2]` without the class token).
 Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
 
 
@@ -47,7 +43,6 @@ class ViTConfig:
     activation: Activation = "gelu"
     positions: Positions = "learned"
     norm_eps: float = 1e-5
-    pooling: Pooling = "class_token"
     registers: int = 0
 
     def __post_init__(self) -> None:
@@ -55,8 +50,7 @@ class ViTConfig:
         if min(sizes) < 1 or (self.embedding_dim is not None and self.embedding_dim < 1):
             raise ConfigInvalid(f"a tower's sizes must be positive: {self.to_dict()}")
         check_block_sizes(self)
-        # SigLIP's towers ignore the pixels beyond the last whole patch (384 = 27 * 14 + 6)
-        if self.image_size % self.patch_size and self.pooling == "class_token":
+        if self.image_size % self.patch_size:
             raise ConfigInvalid(
                 f"image_size must be a multiple of patch_size {self.patch_size},"
                 f" got {self.image_size}"
@@ -65,18 +59,8 @@ class ViTConfig:
             raise ConfigInvalid(f"unknown positions {self.positions}", remedy="use learned or rope")
         if self.positions == "rope" and self.head_dim % 4:
             raise ConfigInvalid(f"rope needs a head dimension divisible by 4, got {self.head_dim}")
-        if self.pooling not in ("class_token", "attention"):
-            raise ConfigInvalid(
-                f"unknown pooling {self.pooling}", remedy="use class_token or attention"
-            )
         if self.registers < 0:
             raise ConfigInvalid(f"registers must be at least 0, got {self.registers}")
-        if self.pooling == "attention" and (
-            self.positions != "learned" or self.embedding_dim or self.registers
-        ):
-            raise ConfigInvalid(
-                "attention pooling needs learned positions, no projection and no registers"
-            )
 
     @property
     def num_patches(self) -> int:
@@ -84,8 +68,7 @@ class ViTConfig:
 
     @property
     def num_tokens(self) -> int:
-        num_extra = 1 + self.registers if self.pooling == "class_token" else 0
-        return num_extra + self.num_patches
+        return 1 + self.registers + self.num_patches
 
     @property
     def output_dim(self) -> int:
@@ -100,6 +83,8 @@ class ViTConfig:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
+        # files of earlier versions state it
+        fields = {key: x for key, x in fields.items() if (key, x) != ("pooling", "class_token")}
         try:
             return cls(**fields)
         except TypeError as error:
@@ -108,24 +93,7 @@ class ViTConfig:
             ) from error
 
 
-class VisionTower(nn.Module):
-    """An image tower with either kind of pooling."""
-
-    config: ViTConfig
-    blocks: nn.ModuleList
-    norm_post: nn.LayerNorm
-    pos: nn.Parameter
-
-    @abstractmethod
-    def forward(self, pixels_BCHW: Tensor, output: Output | None = None) -> Tensor:
-        """Returns an output of the tower for float32 [B, 3, H, W], normalized."""
-
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
-        side = self.config.image_size // self.config.patch_size
-        return self.pos if grid == (side, side) else resize_positions(self.pos, grid)
-
-
-class ViT(VisionTower):
+class ViT(nn.Module):
     """A tower from normalized float32 [B, 3, H, W] to embeddings [B, D] (not of unit length).
 
     H and W may be any multiples of the patch size: rotary angles are computed for the grid, and
@@ -205,6 +173,10 @@ class ViT(VisionTower):
         embedding_BD: Tensor = self.proj(pooled_BW)
         return embedding_BD
 
+    def _positions(self, grid: tuple[int, int]) -> Tensor:
+        side = self.config.image_size // self.config.patch_size
+        return self.pos if grid == (side, side) else resize_positions(self.pos, grid)
+
     def _with_registers(self, x_BTW: Tensor) -> Tensor:
         if not self.config.registers:
             return x_BTW
@@ -215,10 +187,9 @@ class ViT(VisionTower):
 def resize_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
     """Resizes learned positions of a square grid to another grid: bicubic, as in transformers.
 
-    If the table has one row more than a square, the first row is the class token's and stays.
+    The first row is the class token's and stays.
     """
-    side = math.isqrt(len(pos_TW))
-    class_token = len(pos_TW) - side**2
-    square = pos_TW[class_token:].T.reshape(1, -1, side, side)
+    side = math.isqrt(len(pos_TW) - 1)
+    square = pos_TW[1:].T.reshape(1, -1, side, side)
     resized = functional.interpolate(square, size=grid, mode="bicubic", align_corners=False)
-    return torch.cat([pos_TW[:class_token], resized.flatten(2)[0].T])
+    return torch.cat([pos_TW[:1], resized.flatten(2)[0].T])

@@ -13,7 +13,6 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.checkpoints import name_in, read_state
 from mlcd.models.configs import (
     clip_preprocessing,
-    is_naflex,
     read_hf_config,
     read_hf_preprocessing,
     read_open_clip_config,
@@ -143,11 +142,6 @@ def _load_foreign(path: Path, options: LoadOptions) -> Servable:
         config, preprocess = read_open_clip_config(folder / OPEN_CLIP_CONFIG)
     elif (folder / HF_CONFIG).is_file():
         config = read_hf_config(folder / HF_CONFIG, projection="proj.weight" in state)
-        if options.image_size is not None and is_naflex(folder / HF_CONFIG):
-            raise ConfigInvalid(
-                f"positions of a Siglip2Model cannot be resized: {folder}",
-                remedy="leave out --image-size",
-            )
         preprocess = _hf_preprocessing(folder, config, options)
     else:
         raise ConfigInvalid(

@@ -112,7 +112,7 @@ def models(tmp_path_factory):
     write_hf(tower(SIZES[1], activation="quick_gelu"), folder / "hf")
     plain = export_model(str(folder / "hf"), folder / "plain", name="eyes", reporter=SILENT)
     (folder / "two").mkdir()
-    write_two_tower_checkpoint(folder / "two", "clip")
+    write_two_tower_checkpoint(folder / "two")
     export_model(str(folder / "two"), folder / "texts", name="words", reporter=SILENT)
     with Draft(folder / "images", plain.request()) as draft:
         for name in plain.files:

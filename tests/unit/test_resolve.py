@@ -283,38 +283,3 @@ def test_the_working_directory_is_no_model_and_no_traceback(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ArtifactInvalid, match="must hold weights"):
         resolve_model(".")
-
-
-@pytest.mark.slow
-def test_siglip_is_exported_served_and_written_back(tmp_path):
-    """The graph, its squares and transformers' own processor and model on photographs."""
-    from PIL import Image
-    from sklearn.datasets import load_sample_images
-    from transformers import (
-        SiglipImageProcessor,
-        SiglipVisionConfig,
-        SiglipVisionModel,
-    )
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = SiglipVisionConfig(**sizes, intermediate_size=96, image_size=32, patch_size=8)
-    theirs, processor = (
-        SiglipVisionModel(config).eval(),
-        SiglipImageProcessor(size={"height": 32, "width": 32}, resample=2),
-    )
-    theirs.save_pretrained(tmp_path / "siglip")
-    processor.save_pretrained(tmp_path / "siglip")
-    spec = str(tmp_path / "siglip")
-    export.export_model(spec, tmp_path / "model", name="m", reporter=SILENT)
-    export.export_hf(spec, tmp_path / "hf", name="m", reporter=SILENT)
-    encoder = open_encoder(str(tmp_path / "model"))
-    again = SiglipVisionModel.from_pretrained(tmp_path / "hf").eval()
-    for picture in load_sample_images().images:
-        image = Image.fromarray(picture)
-        row = torch.from_numpy(encoder.encode(encoder.preprocess.apply(image)[None])[0])
-        inputs = processor(image, return_tensors="pt")
-        for model in (theirs, again):
-            with torch.inference_mode():
-                pooled = model(**inputs).pooler_output[0]
-            assert torch.nn.functional.cosine_similarity(pooled, row, dim=0) > 0.9999

@@ -9,14 +9,14 @@ from typing import Any, Final
 from torch import nn
 
 from mlcd.models.text import TextTower
-from mlcd.models.vit import VisionTower
+from mlcd.models.vit import ViT
 from mlcd.training.optim.optim_config import OptimConfig
 from mlcd.training.tower import layer_of
 
 _TOKENS: Final = ("pos", "rope.cls_angle", "registers")
 
 
-def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, Any]]:
+def parameter_groups(trunk: ViT, config: OptimConfig) -> list[dict[str, Any]]:
     """Returns AdamW's groups; each carries `peak_lr`, from which the schedule sets `lr`.
 
     Frozen parameters are in no group.

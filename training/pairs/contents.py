@@ -14,13 +14,13 @@ from mlcd.models.text import TextTower
 from mlcd.models.text_part import FOLDER
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.two_towers import TwoTowers
-from mlcd.models.vit import VisionTower
+from mlcd.models.vit import ViT
 from mlcd.training.checkpoint.files import read_tensor_sizes, read_tensors
 from mlcd.training.checkpoint.state_tensors import copy_to_host, restore_moments, select_prefix
 from mlcd.training.pairs.pairs_state import PairState
 from mlcd.types import Fingerprint
 
-_Tower = TypeVar("_Tower", TextTower, VisionTower)
+_Tower = TypeVar("_Tower", TextTower, ViT)
 _AVERAGE: Final = "average."
 _MOMENTS: Final = "moments."
 _COUNTERS: Final = ("skipped_steps", "skipped_samples")

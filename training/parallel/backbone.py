@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
-from mlcd.models.vit import VisionTower, ViT
+from mlcd.models.vit import ViT
 from mlcd.training.parallel.compute_config import Gathered, Precision
 from mlcd.world import World
 
@@ -151,7 +151,7 @@ def _prepare_blocks(blocks: nn.ModuleList, *, recompute: bool, compiled: bool) -
 
 
 def _replicate(
-    trunk: VisionTower | TextTower, world: World, empty_input: Tensor
+    trunk: ViT | TextTower, world: World, empty_input: Tensor
 ) -> DistributedDataParallel:
     """Replicates a tower. empty_input: an input with no samples."""
     replicas = DistributedDataParallel(
@@ -169,7 +169,7 @@ def _replicate(
     return replicas
 
 
-def _shard(trunk: VisionTower, world: World, gathered: Gathered) -> None:
+def _shard(trunk: ViT, world: World, gathered: Gathered) -> None:
     """Shards each block as one unit, and the parameters outside of blocks as another."""
     device = next(trunk.parameters()).device
     mesh = init_device_mesh(device.type, (world.size,))

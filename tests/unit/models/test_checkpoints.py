@@ -501,7 +501,7 @@ def edit_preprocessing(**changes):
         (cut, ArtifactInvalid, "model.safetensors cannot be read"),
         (edit_config(hidden_act="relu"), ConfigInvalid, "hidden_act .* got 'relu'"),
         (edit_config(model_type="blip"), ConfigInvalid, "model_type .* got 'blip'"),
-        (edit_config(model_type="siglip"), ConfigInvalid, "lacks projection_dim"),
+        (edit_config(model_type="siglip"), ConfigInvalid, "model_type .* got 'siglip'"),
         (edit_config(hidden_size="wide"), ConfigInvalid, "hidden_size .* got 'wide'"),
         (edit_config(num_channels=1), ConfigInvalid, "num_channels must be 3, got 1"),
         (edit_config(image_size=[16, 24]), ConfigInvalid, "image_size must be a square"),

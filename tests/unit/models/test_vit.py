@@ -130,9 +130,15 @@ def test_a_tower_with_registers_is_not_written_for_transformers():
         {"heads": 5},
         {"activation": "relu"},
         {"registers": -1},
-        {"registers": 1, "pooling": "attention", "embedding_dim": None},
     ],
 )
 def test_an_impossible_config_cannot_be_built(change):
     with pytest.raises(ConfigInvalid):
         ViTConfig.from_dict(SMALL.to_dict() | change)
+
+
+def test_a_config_of_an_earlier_version_is_read():
+    fields = SMALL.to_dict()
+    assert ViTConfig.from_dict(fields | {"pooling": "class_token"}) == SMALL
+    with pytest.raises(ConfigInvalid, match="fields of a ViT"):
+        ViTConfig.from_dict(fields | {"pooling": "attention"})
