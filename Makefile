@@ -9,6 +9,7 @@ FUZZ := .venv-fuzz
 POSTGRES := .venv-postgres
 MILVUS := .venv-milvus
 KERNELS := .venv-kernels
+MODELS := .venv-models
 TRITON := .venv-triton
 PAGE := service/http/explorer
 S3RVER := tests/s3rver
@@ -37,7 +38,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis promtool bundled-triton page-tools s3rver azurite chromium demo explorer client test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels release coverage docs clean
+.PHONY: help setup redis promtool bundled-triton page-tools s3rver azurite chromium demo explorer client test test-plain-cpu test-slow test-kernels test-models test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels release coverage docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -97,6 +98,15 @@ test-kernels: setup $(KERNELS)/.installed ## the kernels of a GPU's scan, on the
 
 $(KERNELS)/.installed: tests/kernels/requirements.txt | setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(KERNELS) -r $<
+	@touch $@
+
+test-models: $(MODELS)/.installed ## towers of timm, and those of transformers beside torchvision: minutes, some GB
+	@PYTHONPATH=$(CURDIR) $(MODELS)/bin/python -m pytest -c tests/models/pytest.ini tests/models \
+		tests/unit/test_export_transformers.py $(PYTEST_ARGS)
+
+$(MODELS)/.installed: tests/models/requirements.txt
+	@test -x $(MODELS)/bin/python || $(PYTHON) -m venv $(MODELS)
+	@$(MODELS)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangChain, LlamaIndex and Triton, against a server
@@ -249,4 +259,4 @@ docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(MILVUS) $(TRITON) $(LOCK) $(COMPOSE_V2) $(RELEASE) dist demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) $(MODELS) $(FUZZ) $(POSTGRES) $(MILVUS) $(TRITON) $(LOCK) $(COMPOSE_V2) $(RELEASE) dist demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
