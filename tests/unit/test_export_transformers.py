@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tests.models.transformers_models import CASES, CONTEXT, SIDE, open_processo
 
 t = pytest.importorskip("transformers")
 SILENT = Reporter("silent")
+ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["a photo of a cat", "two dogs", "", "an old man on a red sky " * 9]
 
 
@@ -264,3 +266,9 @@ def test_the_command_says_what_it_read(dinov2, tmp_path):
     out = str(tmp_path / "m")
     result = CliRunner().invoke(export_command, [str(dinov2), out, "--pooling", "cls"])
     assert result.output.startswith("model of dimension 32, parity 1.0000")
+
+
+def test_the_page_lists_every_architecture():
+    """`make test-models` measures the table's cosines anew."""
+    page = (ROOT / "docs" / "how-to" / "bring-weights.md").read_text()
+    assert [case.title for case in CASES.values() if f"\n|{case.title}|" not in page] == []
