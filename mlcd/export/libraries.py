@@ -49,7 +49,7 @@ def _find_library(spec: str, options: LoadOptions) -> Library | None:
         return None
     config = read_object(folder / HF_CONFIG)
     if config.get("model_type") is not None:
-        return None if config["model_type"] in OUR_MODEL_TYPES else "transformers"
+        return None if str(config["model_type"]) in OUR_MODEL_TYPES else "transformers"
     return "timm" if "architecture" in config else None
 
 

@@ -42,6 +42,7 @@ _LOCAL: Final = {"local_files_only": True, "trust_remote_code": False}
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _INTERPOLATIONS: Final[Mapping[int, Interpolation]] = {2: "bilinear", 3: "bicubic"}
 _STEPS: Final = ("do_resize", "do_rescale", "do_normalize", "do_center_crop", "do_convert_rgb")
+_MAX_ERROR_CHARS: Final = 300
 # ConvNeXt's processor crops below this size, and squashes from it on
 _CONVNEXT_SQUARE: Final = 384
 # torchvision resizes differently from PIL by up to 18 of 255 levels, but by little on average
@@ -81,9 +82,14 @@ def _load(folder: Path) -> tuple[Any, bool]:
     weights = require_safetensors(folder)
     try:
         config = AutoConfig.from_pretrained(folder, **_LOCAL)
-        names = getattr(config, "architectures", None) or [""]
-        # AutoModel would drop the projection of these classes
-        by_name = getattr(transformers, names[0], None) if "WithProjection" in names[0] else None
+    except Exception as error:  # each class checks its own fields
+        raise ConfigInvalid(
+            f"{path} cannot be read by transformers: {_summarize(error)}"
+        ) from error
+    names = getattr(config, "architectures", None) or [""]
+    # AutoModel would drop the projection of these classes
+    by_name = getattr(transformers, names[0], None) if "WithProjection" in names[0] else None
+    try:
         model, info = (by_name or AutoModel).from_pretrained(
             folder,
             config=config,
@@ -94,16 +100,12 @@ def _load(folder: Path) -> tuple[Any, bool]:
             attn_implementation="eager",
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigInvalid(
-            f"{path} cannot be read by transformers: {_first_line(error)}"
-        ) from error
     except ImportError as error:
-        raise ConfigInvalid(f"{folder} needs more packages: {_first_line(error)}") from error
+        raise ConfigInvalid(f"{folder} needs more packages: {_summarize(error)}") from error
     except Exception as error:  # safetensors and the loader raise many types
         raise ArtifactInvalid(
-            f"{weights} cannot be read by transformers: {_first_line(error)}",
-            remedy="restore the file",
+            f"{weights} cannot be read by transformers: {_summarize(error)}",
+            remedy=f"restore the file, and check that {path} belongs to it",
         ) from error
     missing = sorted(info["missing_keys"])
     others = [name for name in missing if "pooler." not in name]
@@ -116,9 +118,9 @@ def _load(folder: Path) -> tuple[Any, bool]:
     return model.eval(), bool(missing)
 
 
-def _first_line(error: Exception) -> str:
+def _summarize(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return " ".join(lines[:2])[:_MAX_ERROR_CHARS] if lines else type(error).__name__
 
 
 def _parameters(function: Any) -> Mapping[str, Any]:
@@ -288,7 +290,7 @@ def _open_processor(folder: Path) -> Any:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigInvalid(
-            f"the image processor in {folder} cannot be read: {_first_line(error)}"
+            f"the image processor in {folder} cannot be read: {_summarize(error)}"
         ) from error
 
 
