@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from copy import copy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,7 +63,8 @@ def read_transformers(folder: Path, options: LoadOptions, *, text: bool) -> Trac
     is_naflex = "spatial_shapes" in _parameters(_vision(model).forward)
     fields = _read_fields(folder, processor)
     spec = _read_spec(folder, fields, model, options, is_naflex=is_naflex)
-    if processor is not None and not is_naflex:
+    is_compared = processor is not None and not is_naflex
+    if is_compared:
         _check_preprocessing(processor, spec, folder)
     spec = resize_spec(spec, options)
     tower = (_NaflexTower if is_naflex else _ImageTower)(
@@ -72,7 +74,11 @@ def read_transformers(folder: Path, options: LoadOptions, *, text: bool) -> Trac
     reference = TracedImages(tower, spec).eval()
     images = TracedImages(tower.for_graph(), spec).eval()
     texts = _read_texts(model, folder) if text and hasattr(model, "get_text_features") else None
-    facts = {"library": f"transformers {transformers.__version__}", "class": type(model).__name__}
+    facts = {
+        "library": f"transformers {transformers.__version__}",
+        "class": type(model).__name__,
+        "preprocessing_compared": is_compared,
+    }
     return TracedModel(images, reference, texts, facts)
 
 
@@ -286,9 +292,9 @@ def _open_processor(folder: Path) -> Any:
         return None
     try:
         return AutoImageProcessor.from_pretrained(folder, backend="pil", **_LOCAL)
-    except ImportError:  # some classes have no other backend than torchvision
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ImportError, OSError, ValueError, KeyError, TypeError) as error:
+        if find_spec("torchvision") is None:  # some classes have no other backend
+            return None
         raise ConfigInvalid(
             f"the image processor in {folder} cannot be read: {_summarize(error)}"
         ) from error

@@ -228,7 +228,8 @@ def test_the_fields_count_where_the_class_needs_torchvision(copy_of, tmp_path):
     fields = {"size": size, "crop_size": None, "do_center_crop": None, "resample": 2}
     kind = "DINOv3ViTImageProcessor"
     rewrite(copy_of / "preprocessor_config.json", image_processor_type=kind, **fields)
-    export(copy_of, tmp_path / "model")
+    artifact = export(copy_of, tmp_path / "model")
+    assert artifact.summary["preprocessing_compared"] == (find_spec("torchvision") is not None)
     preprocess = open_encoder(str(tmp_path / "model")).preprocess
     assert (preprocess.resize, preprocess.interpolation) == ("square", "bilinear")
     assert (preprocess.crop, preprocess.resize_shortest) == (SIDE, SIDE)
