@@ -230,7 +230,7 @@ class _Endpoint:
         try:
             images = self._ask_probes("image", None)
             first = draw_probe_images(self.address.size)[0]
-            same = self._ask("image", [_write_png_uri(first, _OTHER_PNG_LEVEL)], None)
+            reencoded = self._ask("image", [_write_png_uri(first, _OTHER_PNG_LEVEL)], None)
         except ItemsRejected as error:
             raise ConfigInvalid(
                 f"a model must embed images: {error.message}",
@@ -239,7 +239,7 @@ class _Endpoint:
         if not images.any(axis=1).all():
             raise ConfigInvalid(f"{self.address} must embed every probe image, got zeros or NaN")
         # A model of texts may accept data-URIs, and embed their characters.
-        if float(same[0] @ images[0]) < _MIN_COSINE:
+        if float(reencoded[0] @ images[0]) < _MIN_COSINE:
             raise ConfigInvalid(
                 f"{self.address} must embed pixels, but two files of the same pixels differ: it"
                 " embeds their characters as text",

@@ -62,7 +62,7 @@ def _load(folder: Path, config: dict[str, Any], options: LoadOptions) -> Any:
     if options.pooling is not None:
         if options.pooling not in _POOLINGS:
             raise ConfigInvalid(
-                f"timm has no pooling {options.pooling}", remedy="use --pooling cls, mean or map"
+                f"timm lacks the pooling {options.pooling}", remedy="use --pooling cls, mean or map"
             )
         arguments["global_pool"] = _POOLINGS[options.pooling]
     elif config.get("global_pool"):

@@ -114,10 +114,10 @@ def _load(folder: Path) -> tuple[Any, bool]:
             remedy=f"restore the file, and check that {path} belongs to it",
         ) from error
     missing = sorted(info["missing_keys"])
-    others = [name for name in missing if "pooler." not in name]
-    if others:
+    needed = [name for name in missing if "pooler." not in name]
+    if needed:
         raise ArtifactInvalid(
-            f"tensor {others[0]} is missing from {weights}",
+            f"tensor {needed[0]} is missing from {weights}",
             remedy=f"check that {path} belongs to these weights",
         )
     check_finite(model, weights)
@@ -195,7 +195,7 @@ class _ImageTower(nn.Module):
     def pool(self, output: Any) -> Any:
         if self.pooling in (None, "map"):
             if self.pooling == "map" and not hasattr(getattr(self._inner, "head", None), "probe"):
-                raise ValueError("it has no attention pooling: use --pooling cls, mean or last")
+                raise ValueError("it lacks attention pooling: use --pooling cls, mean or last")
             return self._pool_as_model(output)
         states: Tensor = output.last_hidden_state
         if states.dim() == 4:
