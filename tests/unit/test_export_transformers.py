@@ -270,7 +270,7 @@ def test_a_missing_library_is_named_with_its_extra(dinov2, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--pooling", "map"], "no attention pooling: use --pooling cls, mean or last"),
+        (["--pooling", "map"], "lacks attention pooling: use --pooling cls, mean or last"),
         (["--with", "timm"], "architecture" if find_spec("timm") else "needs the package timm"),
         (["--like", "openai-vit-base-patch32", "--with", "transformers"], "--like is for bare"),
         (["--format", "hf"], "of which mlcd exports graphs alone"),
