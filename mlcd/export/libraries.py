@@ -98,10 +98,17 @@ def library_parent(spec: str, out: Path) -> Parent:
 
 
 def _read(folder: Path, library: Library, options: LoadOptions, *, text: bool) -> TracedModel:
+    try:
+        if library == "timm":
+            from mlcd.export.timm_towers import read_timm
+        else:
+            from mlcd.export.transformers_towers import read_transformers
+    except Exception as error:  # torchvision of another build raises a RuntimeError
+        raise ConfigInvalid(
+            f"{library} cannot be imported: {error}",
+            remedy="install torch and torchvision of one build: both from PyPI, or both from"
+            " PyTorch's index",
+        ) from error
     if library == "timm":
-        from mlcd.export.timm_towers import read_timm
-
         return read_timm(folder, options)
-    from mlcd.export.transformers_towers import read_transformers
-
     return read_transformers(folder, options, text=text)

@@ -292,7 +292,7 @@ def _open_processor(folder: Path) -> Any:
         return None
     try:
         return AutoImageProcessor.from_pretrained(folder, backend="pil", **_LOCAL)
-    except (ImportError, OSError, ValueError, KeyError, TypeError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         if find_spec("torchvision") is None:  # some classes have no other backend
             return None
         raise ConfigInvalid(

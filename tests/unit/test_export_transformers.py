@@ -267,6 +267,14 @@ def test_a_missing_library_is_named_with_its_extra(dinov2, tmp_path, monkeypatch
         export(dinov2, tmp_path / "model")
 
 
+@pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed, and works")
+def test_a_library_that_cannot_be_imported_is_one_line(dinov2, tmp_path, monkeypatch):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigInvalid, match=r"nms does not exist: .*torchvision of one build"):
+        export(dinov2, tmp_path / "model", library="timm")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
