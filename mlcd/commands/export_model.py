@@ -143,9 +143,9 @@ def export(
 ) -> None:
     """Export CHECKPOINT to OUT.
 
-    CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face or
-    open_clip, a file of weights, hub:ORGANIZATION/MODEL, or starter. Nothing is written unless the
-    export agrees with the model on real images.
+    CHECKPOINT: a run or one of its checkpoints, a model artifact, a directory of Hugging Face, timm
+    or open_clip, a file of weights, hub:ORGANIZATION/MODEL, or starter. Nothing is written unless
+    the export agrees with the model on real images.
     """
     from mlcd.export.starter.artifact import STARTER
 

@@ -92,9 +92,9 @@ def _load(folder: Path) -> tuple[Any, bool]:
         raise ConfigInvalid(
             f"{path} cannot be read by transformers: {_summarize(error)}"
         ) from error
-    names = getattr(config, "architectures", None) or [""]
+    (name, *_) = map(str, getattr(config, "architectures", None) or [""])
     # AutoModel would drop the projection of these classes
-    by_name = getattr(transformers, names[0], None) if "WithProjection" in names[0] else None
+    by_name = getattr(transformers, name, None) if "WithProjection" in name else None
     try:
         model, info = (by_name or AutoModel).from_pretrained(
             folder,
@@ -464,9 +464,11 @@ def _read_texts(model: Any, folder: Path) -> TracedTexts:
     """Returns the text tower, whose tokenizer and rows are those of the library."""
     config = model.config.text_config
     settings = read_object(folder / _TOKENIZER_CONFIG)
-    limit = settings.get("model_max_length") or config.max_position_embeddings
+    positions = getattr(config, "max_position_embeddings", None)
+    context = as_size(folder / HF_CONFIG, "text_config.max_position_embeddings", positions)
+    if isinstance(limit := settings.get("model_max_length"), int | float) and limit >= 1:
+        context = int(min(context, limit))
     captions = CAPTIONS.read_text(encoding="utf-8").splitlines()
-    context = int(min(limit, config.max_position_embeddings))
     tokenizer = _open_tokenizer(folder, captions, context)
     if tokenizer.num_ids > config.vocab_size:
         raise ConfigInvalid(

@@ -16,7 +16,7 @@ _BLOCKS = {
     "num_attention_heads": 2,
     "intermediate_size": 64,
 }
-_VISION = {**_BLOCKS, "image_size": SIDE, "patch_size": 8}
+VISION = {**_BLOCKS, "image_size": SIDE, "patch_size": 8}
 _TEXT = {
     **_BLOCKS,
     "vocab_size": 40,
@@ -68,14 +68,14 @@ CASES = {
         "CLIP",
         lambda: t.CLIPModel(
             t.CLIPConfig(
-                vision_config=_VISION, text_config={**_TEXT, "pad_token_id": 39}, projection_dim=24
+                vision_config=VISION, text_config={**_TEXT, "pad_token_id": 39}, projection_dim=24
             )
         ),
         "clip",
     ),
     "siglip": Case(
         "SigLIP, SigLIP 2",
-        lambda: t.SiglipModel(t.SiglipConfig(vision_config=_VISION, text_config=_TEXT)),
+        lambda: t.SiglipModel(t.SiglipConfig(vision_config=VISION, text_config=_TEXT)),
         "siglip",
         square_processor,
     ),
@@ -89,7 +89,7 @@ CASES = {
         "MetaCLIP 2",
         lambda: t.MetaClip2Model(
             t.MetaClip2Config(
-                vision_config=_VISION, text_config={**_TEXT, "pad_token_id": 0}, projection_dim=24
+                vision_config=VISION, text_config={**_TEXT, "pad_token_id": 0}, projection_dim=24
             )
         ),
         "clip-padded",
@@ -98,21 +98,21 @@ CASES = {
         "Chinese-CLIP",
         lambda: t.ChineseCLIPModel(
             t.ChineseCLIPConfig(
-                vision_config=_VISION, text_config={**_TEXT, "pad_token_id": 0}, projection_dim=24
+                vision_config=VISION, text_config={**_TEXT, "pad_token_id": 0}, projection_dim=24
             )
         ),
         "bert",
     ),
-    "dinov2": Case("DINOv2", lambda: t.Dinov2Model(t.Dinov2Config(**_VISION))),
+    "dinov2": Case("DINOv2", lambda: t.Dinov2Model(t.Dinov2Config(**VISION))),
     "dinov2_with_registers": Case(
         "DINOv2 with registers",
         lambda: t.Dinov2WithRegistersModel(
-            t.Dinov2WithRegistersConfig(**_VISION, num_register_tokens=4)
+            t.Dinov2WithRegistersConfig(**VISION, num_register_tokens=4)
         ),
     ),
     "dinov3_vit": Case(
         "DINOv3 ViT",
-        lambda: t.DINOv3ViTModel(t.DINOv3ViTConfig(**_VISION, num_register_tokens=4)),
+        lambda: t.DINOv3ViTModel(t.DINOv3ViTConfig(**VISION, num_register_tokens=4)),
     ),
     "dinov3_convnext": Case(
         "DINOv3 ConvNeXt",
@@ -122,9 +122,9 @@ CASES = {
     ),
     "mlcd": Case(
         "MLCD, RICE",
-        lambda: t.MLCDVisionModel(t.MLCDVisionConfig(**_VISION)),
+        lambda: t.MLCDVisionModel(t.MLCDVisionConfig(**VISION)),
     ),
-    "vit": Case("ViT", lambda: t.ViTModel(t.ViTConfig(**_VISION))),
+    "vit": Case("ViT", lambda: t.ViTModel(t.ViTConfig(**VISION))),
     "convnext": Case(
         "ConvNeXt",
         lambda: t.ConvNextModel(

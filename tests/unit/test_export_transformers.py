@@ -20,7 +20,14 @@ from mlcd.export.model_artifact import export_hf, export_model
 from mlcd.export.triton import export_triton
 from mlcd.models.zoo import LoadOptions
 from mlcd.progress import Reporter
-from tests.models.transformers_models import CASES, CONTEXT, SIDE, open_processor, write_model
+from tests.models.transformers_models import (
+    CASES,
+    CONTEXT,
+    SIDE,
+    VISION,
+    open_processor,
+    write_model,
+)
 
 t = pytest.importorskip("transformers")
 SILENT = Reporter("silent")
@@ -166,6 +173,22 @@ def test_a_pooling_layer_without_weights_is_not_used(tmp_path):
     with pytest.raises(ConfigInvalid, match="one row per image: choose the pooling with --pooling"):
         export(tmp_path / "files", tmp_path / "model")
     assert export(tmp_path / "files", tmp_path / "model", pooling="cls").summary["dimension"] == 32
+
+
+def test_a_projection_that_the_class_has_is_kept(tmp_path):
+    """AutoModel reads these files without it."""
+    config = t.MetaClip2VisionConfig(**VISION, projection_dim=20)
+    model = t.MetaClip2VisionModelWithProjection(config).eval()
+    model.save_pretrained(tmp_path / "files")
+    open_processor(CASES["clip"]).save_pretrained(tmp_path / "files")
+    export(tmp_path / "files", tmp_path / "model")
+    encoder = open_encoder(str(tmp_path / "model"))
+    (image, _) = photographs(square=False)
+    with torch.inference_mode():
+        output = model(**open_processor(CASES["clip"])(image, return_tensors="pt"))
+    ours = encoder.encode(encoder.preprocess.apply(image)[None])
+    assert ours.shape == (1, 20)
+    assert cosines(ours, rows_of(output.image_embeds))[0] > 0.9999
 
 
 def test_damaged_files_are_refused_by_name(copy_of, tmp_path):
