@@ -28,6 +28,7 @@ from mlcd.version import __version__
 
 _USER_ERROR: Final = 2  # exit status of `mlcd` for errors that the user can fix
 _CLASSICAL: Final = ("hog", "pixels")
+BUILT_IN: Final = (STARTER, *_CLASSICAL)  # names of models that need no files
 _SERVED: Final = ("model", "embeddings")  # kinds of artifacts; embeddings stand for their model
 _MESSAGE_PREFIX: Final = "mlcd: "  # of lines to show to the user
 
@@ -57,7 +58,7 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
 
 def make_portable_spec(spec: str) -> str:
     """Returns a spec that other machines can open: names and URLs unchanged, paths absolute."""
-    is_portable = spec in (*_CLASSICAL, STARTER) or is_url(spec) or not Path(spec).exists()
+    is_portable = spec in BUILT_IN or is_url(spec) or not Path(spec).exists()
     return spec if is_portable else str(Path(spec).resolve())
 
 

@@ -6,8 +6,7 @@ from typing import Final
 
 from mlcd.encoders import has_text
 from mlcd.errors import NotFound
-from mlcd.locations import is_url
-from mlcd.pipelines.resolve import resolve_model
+from mlcd.pipelines.resolve import BUILT_IN, resolve_model
 from mlcd.service.settings import Settings
 
 # Resident memory of an engine's process without weights: Python, numpy and OpenVINO.
@@ -28,9 +27,11 @@ def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: N
 def check_model_exists(settings: Settings) -> None:
     """Raises NotFound for a path that does not exist. Names, URLs and names of the hub pass."""
     spec = settings.model
-    is_path = "/" in spec and ":" not in spec and not is_url(spec)
-    if is_path and not Path(spec).exists():
-        raise NotFound(f"the model {spec} does not exist", remedy="correct its path")
+    if ":" not in spec and spec not in BUILT_IN and not Path(spec).exists():
+        raise NotFound(
+            f"the model {spec} does not exist",
+            remedy=f"correct its path, or use {', '.join(BUILT_IN)}",
+        )
 
 
 def estimate_engine_bytes(settings: Settings) -> int:
