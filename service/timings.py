@@ -56,6 +56,7 @@ ENDPOINT_WAIT_S: Final = 4.0
 
 # Models beside the server's own
 MODELS_POLL_S: Final = 5.0  # interval at which idle models are looked for
+MODEL_OPEN_S: Final = 600.0  # exporting weights takes minutes; an opening that hangs ends then
 MODEL_RETRY_S: Final = 5.0  # after a failed opening, whose error other requests get at once
 
 # Triton

@@ -1,26 +1,30 @@
 """Models beside the server's own: opened at their first use, and closed when they are idle.
 
-All of them together stay within a budget of memory. Before a model is opened, its memory is
+All of them together stay within a budget of memory. Before a model is first opened, its memory is
 estimated from its files; afterwards it is the resident memory of its engines' processes. To make
-room, models without requests are closed, the longest unused first.
+room, models without requests are closed, the longest unused first. A model that exceeds the budget
+once it is open, while the others are in use, is closed again.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextvars import Context
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
-from mlcd.errors import MlcdError, Overloaded, Unavailable
+from mlcd.errors import MlcdError, Unavailable
 from mlcd.service.inference.admission import Admission
 from mlcd.service.inference.model import ServedModel
 from mlcd.service.telemetry.metrics import Metrics
-from mlcd.service.timings import MODEL_RETRY_S, MODELS_POLL_S
+from mlcd.service.timings import MODEL_OPEN_S, MODEL_RETRY_S, MODELS_POLL_S
 
 _log = logging.getLogger("mlcd.service")
 _AGAIN: Final = "try again in a moment"
+_LOG: Final = "ask the operator: the server's log says why"
 
 
 @dataclass(frozen=True)
@@ -46,22 +50,49 @@ class ModelOpener:
     estimate_bytes: Callable[[str], Awaitable[int]]
 
 
+class _NotOpen(Unavailable):
+    """The latest opening of a model failed."""
+
+    def __init__(self, error: Unavailable, *, retry_after_s: int) -> None:
+        super().__init__(error.message, remedy=error.remedy)
+        self.headers = {"Retry-After": str(retry_after_s)}
+
+
+class _NoRoom(Unavailable):
+    """The models in use leave too little memory for another."""
+
+
 @dataclass
 class _Slot:
-    """One of the models. num_bytes: memory that is reserved for it. last_used: loop time."""
+    """One of the models.
+
+    num_bytes: memory that is reserved for it. measured_bytes: memory that it took when it was
+    opened last; 0 if unknown. num_waiting: requests that wait for its opening. last_used, retry_at:
+    loop times. error: of the latest opening.
+    """
 
     name: str
     opened: OpenedModel | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     opening: "asyncio.Task[None] | None" = None
     num_bytes: int = 0
+    measured_bytes: int = 0
+    num_waiting: int = 0
     last_used: float = 0.0
-    error: MlcdError | None = None
+    error: Unavailable | None = None
     retry_at: float = 0.0
 
     @property
     def is_idle(self) -> bool:
-        return self.opened is not None and not self.opened.model.requests.num
+        return (
+            self.opened is not None and not self.opened.model.requests.num and not self.num_waiting
+        )
+
+    def new_error(self) -> Unavailable:
+        """Returns a copy of `error`: a raised error keeps its request's frames in memory."""
+        assert self.error is not None
+        wait_s = self.retry_at - asyncio.get_running_loop().time()
+        return _NotOpen(self.error, retry_after_s=max(1, math.ceil(wait_s)))
 
 
 class FurtherModels:
@@ -75,8 +106,9 @@ class FurtherModels:
         """
         self._slots = {name: _Slot(name) for name in names}
         self._opener, self._memory_bytes, self._idle_s = opener, memory_bytes, idle_s
-        # one at a time, so that the models that are being opened count in the budget
-        self._one_opening = asyncio.Lock()
+        # Held while memory is reserved, not while a model is opened: an opening that hangs must not
+        # keep other models closed.
+        self._reserving = asyncio.Lock()
 
     @property
     def names(self) -> list[str]:
@@ -118,17 +150,12 @@ class FurtherModels:
         being opened or if there is no memory, and the errors of opening it.
         """
         slot, loop = self._slots[name], asyncio.get_running_loop()
-        while (opened := slot.opened) is None:
-            if slot.opening is None:
-                if slot.error is not None and loop.time() < slot.retry_at:
-                    raise slot.error
-                slot.opening = asyncio.create_task(self._open(slot), name=f"open {name}")
-            done, _ = await asyncio.wait({slot.opening}, timeout=deadline - loop.time())
-            if not done:
-                raise Unavailable(f"the model {name} is being opened", remedy=_AGAIN)
-            if slot.error is not None:
-                raise slot.error
-        opened.model.requests.begin()
+        slot.num_waiting += 1
+        try:
+            opened = await self._wait_open(slot, deadline)
+            opened.model.requests.begin()
+        finally:
+            slot.num_waiting -= 1
 
         def end() -> None:
             opened.model.requests.end()
@@ -136,61 +163,112 @@ class FurtherModels:
 
         return opened, end
 
+    async def _wait_open(self, slot: _Slot, deadline: float) -> OpenedModel:
+        loop = asyncio.get_running_loop()
+        while (opened := slot.opened) is None:
+            if slot.opening is None:
+                if slot.error is not None and loop.time() < slot.retry_at:
+                    raise slot.new_error()
+                # In a new context, because the engines outlive this request.
+                slot.opening = asyncio.create_task(
+                    self._open(slot), name=f"open {slot.name}", context=Context()
+                )
+            done, _ = await asyncio.wait({slot.opening}, timeout=max(0.0, deadline - loop.time()))
+            if not done:
+                raise Unavailable(f"the model {slot.name} is being opened", remedy=_AGAIN)
+            if slot.error is not None:
+                raise slot.new_error()
+        return opened
+
     async def _open(self, slot: _Slot) -> None:
         """Opens a model; keeps the error for the requests that wait, and for MODEL_RETRY_S."""
+        loop, wait_s = asyncio.get_running_loop(), MODEL_RETRY_S
         slot.error = None
         try:
-            async with self._one_opening:
-                slot.num_bytes = await self._make_room(slot)
-                slot.opened = await slot.stack.enter_async_context(self._opener.open(slot.name))
-                slot.num_bytes = slot.opened.count_bytes() or slot.num_bytes
-        except MlcdError as error:
-            _log.error("the model %s cannot be opened: %s", slot.name, error)
-            slot.error = error
-            # A full budget may have room at the next request.
-            wait_s = 0.0 if isinstance(error, Overloaded) else MODEL_RETRY_S
-            slot.retry_at = asyncio.get_running_loop().time() + wait_s
+            async with asyncio.timeout(MODEL_OPEN_S):
+                slot.opened = await self._open_within_budget(slot)
+        except _NoRoom as error:  # the next request may find room
+            slot.error, wait_s = error, 0.0
+        except Exception as error:  # noqa: BLE001 - the requests that wait must hear of every error
+            # Not the error's text, which may have a path of the server.
+            _log.error("the model %s cannot be opened: %s", slot.name, _describe(error))
+            slot.error = (
+                error
+                if isinstance(error, Unavailable)
+                else Unavailable(f"the model {slot.name} cannot be opened", remedy=_LOG)
+            )
         finally:
-            slot.last_used = asyncio.get_running_loop().time()
-            slot.opening = None
-            if slot.opened is None:
-                slot.num_bytes = 0
-                await slot.stack.aclose()
+            slot.last_used = loop.time()
+            slot.retry_at = loop.time() + wait_s
+            try:
+                if slot.opened is None:
+                    stack, slot.stack = slot.stack, AsyncExitStack()
+                    await stack.aclose()
+                    slot.num_bytes = 0
+            finally:
+                slot.opening = None
 
-    async def _make_room(self, slot: _Slot) -> int:
-        """Closes idle models until a model fits, and returns its estimated bytes.
+    async def _open_within_budget(self, slot: _Slot) -> OpenedModel:
+        """Opens a model, and returns it if its measured memory is within the budget, too."""
+        num_bytes = slot.measured_bytes or await self._opener.estimate_bytes(slot.name)
+        await self._reserve(slot, num_bytes)
+        opened = await slot.stack.enter_async_context(self._opener.open(slot.name))
+        if (measured_bytes := opened.count_bytes()) != 0:
+            slot.measured_bytes = measured_bytes
+            await self._reserve(slot, measured_bytes)
+        return opened
 
-        Raises Unavailable if it cannot fit at all, Overloaded while the others are in use.
+    async def _reserve(self, slot: _Slot, num_bytes: int) -> None:
+        """Reserves memory for a model; closes idle models until it fits.
+
+        Raises Unavailable if it cannot fit at all, _NoRoom while the others are in use.
         """
-        num_bytes = await self._opener.estimate_bytes(slot.name)
         if num_bytes > self._memory_bytes:
             raise Unavailable(
                 f"the model {slot.name} needs about {num_bytes >> 20} MiB, and all models may have"
                 f" {self._memory_bytes >> 20}",
                 remedy="ask the operator to raise MLCD_MODELS_MEMORY_BYTES",
             )
-        while sum(each.num_bytes for each in self._slots.values()) + num_bytes > self._memory_bytes:
-            idle = [each for each in self._slots.values() if each.is_idle]
+        async with self._reserving:
+            slot.num_bytes = num_bytes
+            if not await self._close_for_budget():
+                raise _NoRoom("other models use the memory for models", remedy=_AGAIN)
+
+    async def _close_for_budget(self) -> bool:
+        """Closes idle models, the longest unused first, until the budget suffices.
+
+        Returns whether it does. Call it with the lock.
+        """
+        while sum(slot.num_bytes for slot in self._slots.values()) > self._memory_bytes:
+            idle = [slot for slot in self._slots.values() if slot.is_idle]
             if not idle:
-                raise Overloaded("other models use the memory for models", remedy=_AGAIN)
-            await self._close(min(idle, key=lambda each: each.last_used))
-        return num_bytes
+                return False
+            await self._close(min(idle, key=lambda slot: slot.last_used))
+        return True
 
     async def _close(self, slot: _Slot) -> None:
         """Closes a model without requests; new requests open it again."""
         _log.info("the model %s is closed: it is idle", slot.name)
         stack, slot.stack, slot.opened = slot.stack, AsyncExitStack(), None
-        await stack.aclose()
-        slot.num_bytes = 0
+        try:
+            await stack.aclose()
+        finally:
+            slot.num_bytes = 0
 
     async def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(MODELS_POLL_S, self._idle_s))
-            for slot in self._slots.values():
-                if slot.is_idle and loop.time() - slot.last_used >= self._idle_s:
-                    async with self._one_opening:
-                        if slot.is_idle:
-                            await self._close(slot)
-                elif slot.opened is not None:
-                    slot.num_bytes = slot.opened.count_bytes() or slot.num_bytes
+            async with self._reserving:
+                for slot in self._slots.values():
+                    if slot.opened is None:
+                        continue
+                    if slot.is_idle and loop.time() - slot.last_used >= self._idle_s:
+                        await self._close(slot)
+                    else:
+                        slot.num_bytes = slot.opened.count_bytes() or slot.num_bytes
+                await self._close_for_budget()
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, MlcdError) else type(error).__name__

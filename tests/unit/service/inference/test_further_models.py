@@ -2,11 +2,12 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pytest
 
-from mlcd.errors import Overloaded, Unavailable
+from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.service.inference import further_models
 from mlcd.service.inference.further_models import FurtherModels, ModelOpener, OpenedModel
 from mlcd.service.inference.model import InFlight
@@ -16,19 +17,22 @@ class Opener:
     """Opens models that take no time unless `may_open` is cleared; notes openings and closings."""
 
     def __init__(self, **sizes):
-        self.sizes, self.events, self.fails = sizes, [], set()
+        self.sizes, self.events, self.fails = sizes, [], {}
+        self.estimates, self.hanging = {}, set()
         self.may_open = asyncio.Event()
         self.may_open.set()
 
     async def estimate_bytes(self, name):
-        return self.sizes[name]
+        return self.estimates.get(name, self.sizes[name])
 
     @asynccontextmanager
     async def open(self, name):
         await self.may_open.wait()
+        if name in self.hanging:
+            await asyncio.Event().wait()
         if name in self.fails:
             self.events.append(f"{name} fails")
-            raise Unavailable(f"{name} is damaged")
+            raise self.fails[name]
         self.events.append(f"{name} opens")
         model = SimpleNamespace(requests=InFlight())
         try:
@@ -75,7 +79,7 @@ async def test_concurrent_first_requests_share_one_opening():
 async def test_a_failed_opening_is_told_to_all_and_tried_again_later(monkeypatch):
     monkeypatch.setattr(further_models, "MODEL_RETRY_S", 0.1)
     opener = Opener(a=1)
-    opener.fails.add("a")
+    opener.fails["a"] = Unavailable("a is damaged")
     async with models(opener) as further:
         assert await further.is_ready("a")
         results = await asyncio.gather(
@@ -102,7 +106,7 @@ async def test_the_longest_unused_model_makes_room_and_those_in_use_stay():
         assert opener.events == ["a opens", "b opens", "b closes", "c opens"]
         _, end_a = await further.begin("a", deadline=soon())
         _, end_c = await further.begin("c", deadline=soon())
-        with pytest.raises(Overloaded, match="other models use the memory"):
+        with pytest.raises(Unavailable, match="other models use the memory"):
             await use(further, "b")
         end_a()
         await use(further, "b")
@@ -148,3 +152,79 @@ async def test_the_end_of_the_server_ends_an_opening():
         await asyncio.sleep(0.01)
         waiting.cancel()
     assert opener.events == ["a opens", "a closes"]
+
+
+async def test_an_opening_that_hangs_keeps_no_other_model_closed(monkeypatch):
+    monkeypatch.setattr(further_models, "MODEL_OPEN_S", 0.2)
+    opener = Opener(a=40, b=40)
+    opener.hanging.add("a")
+    async with models(opener) as further:
+        hanging = asyncio.create_task(use(further, "a"))
+        await asyncio.sleep(0.01)
+        await use(further, "b")
+        assert not hanging.done()
+        with pytest.raises(Unavailable, match="the model a cannot be opened"):
+            await hanging
+        assert opener.events == ["b opens"]
+
+
+@pytest.mark.parametrize("error", [OSError("/secret"), ArtifactInvalid("/secret is damaged")])
+async def test_an_opening_that_fails_for_any_reason_is_tried_once_and_hides_paths(error):
+    opener = Opener(a=1)
+    opener.fails["a"] = error
+    async with models(opener) as further:
+        depths = []
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="the model a cannot be opened") as refusal:
+                await use(further, "a")
+            assert "secret" not in str(refusal.value)
+            assert refusal.value.headers == {"Retry-After": "5"}
+            depths.append(len(refusal.traceback))
+        assert depths[1] == depths[2]  # a shared error would keep the frames of all requests
+        assert opener.events == ["a fails"]
+
+
+async def test_a_model_beyond_its_estimate_makes_room_or_is_closed_again():
+    opener = Opener(a=40, b=70, c=110)
+    opener.estimates = {"b": 10, "c": 10}
+    async with models(opener) as further:
+        await use(further, "a")
+        await use(further, "b")
+        assert opener.events == ["a opens", "b opens", "a closes"]
+        _, end = await further.begin("b", deadline=soon())
+        with pytest.raises(Unavailable, match="the model c needs about"):
+            await use(further, "c")
+        assert opener.events[3:] == ["c opens", "c closes"]
+        with pytest.raises(Unavailable, match="other models use the memory"):
+            await use(further, "a")
+        assert opener.events[5:] == []
+        end()
+        await use(further, "a")
+        assert opener.events[5:] == ["b closes", "a opens"]
+
+
+async def test_models_that_grow_beyond_the_budget_are_closed_when_idle(monkeypatch):
+    monkeypatch.setattr(further_models, "MODELS_POLL_S", 0.01)
+    opener = Opener(a=40, b=40)
+    async with models(opener) as further:
+        await use(further, "a")
+        _, end = await further.begin("b", deadline=soon())
+        opener.sizes["b"] = 70
+        await asyncio.sleep(0.1)
+        assert opener.events == ["a opens", "b opens", "a closes"]
+        end()
+
+
+async def test_an_engine_does_not_keep_the_context_of_the_first_request():
+    variable, seen = ContextVar("variable", default="server"), []
+    opener = Opener(a=1)
+
+    async def estimate_bytes(name):
+        seen.append(variable.get())
+        return 1
+
+    opener.estimate_bytes = estimate_bytes
+    async with models(opener) as further:
+        variable.set("request")
+        await use(further, "a")
+    assert seen == ["server"]
