@@ -110,6 +110,7 @@ def test_the_models_are_listed_and_others_are_not_found(both, image):
     assert client.get("/v1/info").json()["model"] == "pixels"
     assert client.get("/v2/models/h/ready").status_code == 200
     client.post("/v1/images/embed?model=h", files={"files": image})
+    assert client.get("/v1/models/h").json()["loaded"]
     numbers = client.get("/metrics?model=h").text
     assert 'mlcd_images_total{outcome="embedded"}' in numbers
     assert 'model="h"' in numbers

@@ -31,6 +31,7 @@ from mlcd.service.http.text_encoding import (
     encode_items_strictly,
     rejects_long,
 )
+from mlcd.service.resources import Resources
 from mlcd.service.settings import Limits
 from mlcd.types import Embeddings
 from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
@@ -115,12 +116,13 @@ class EmbeddingsResponse(BaseModel):
 
 
 class Model(BaseModel):
-    """A model."""
+    """A model. loaded: whether it is open; others are opened at their first use."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    loaded: bool
 
 
 class ModelList(BaseModel):
@@ -235,7 +237,7 @@ async def models(resources: AppResources, response: Response) -> ModelList:
     """Returns the models that a request may choose, the server's own first."""
     response.headers.update(headers(resources))
     names = [resources.encoder.name, *resources.further.names]
-    return ModelList(object="list", data=[_describe_model(name) for name in names])
+    return ModelList(object="list", data=[_describe_model(name, resources) for name in names])
 
 
 @router.get("/v1/models/{model}", dependencies=[needs()], responses={404: {}})
@@ -243,7 +245,7 @@ async def model(model: str, resources: AppResources, response: Response) -> Mode
     """Returns one of the models in OpenAI's format."""
     check_model_name(model, resources)
     response.headers.update(headers(resources))
-    return _describe_model(model)
+    return _describe_model(model, resources)
 
 
 def _read_items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[RequestItem], str]:
@@ -344,5 +346,7 @@ def _encode_rows(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
             return rows
 
 
-def _describe_model(name: str) -> Model:
-    return Model(id=name, object="model", created=0, owned_by="mlcd")
+def _describe_model(name: str, resources: Resources) -> Model:
+    further = resources.further
+    loaded = name not in further.names or further.find_opened(name) is not None
+    return Model(id=name, object="model", created=0, owned_by="mlcd", loaded=loaded)
