@@ -16,7 +16,9 @@ NOT_SAYABLE = "positive_data_acceptance"
 
 def explore(server, num_examples, *options, without=(), timeout_s):
     """without: further checks to leave out."""
-    command = [Path(sys.executable).with_name("schemathesis"), "run", f"{server}/openapi.json"]
+    command = [Path(sys.executable).with_name("schemathesis")]
+    command += ["--config-file", Path(__file__).with_name("schemathesis.toml")]
+    command += ["run", f"{server}/openapi.json"]
     command += [
         "--max-examples",
         str(num_examples),

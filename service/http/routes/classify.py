@@ -57,7 +57,7 @@ _FORM: Final[dict[str, Any]] = {
         },
     }
 }
-_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ClassifiedImages}}
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {200: {"model": ClassifiedImages}, 404: {}}
 
 
 @router.post(

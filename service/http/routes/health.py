@@ -33,7 +33,7 @@ async def ready(resources: AppResources, response: Response) -> dict[str, Any]:
     return {"status": "ready" if is_ready else "not ready"}
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses={404: {}})
 async def metrics(request: Request, resources: AppResources, model: ModelName = None) -> Response:
     """Returns metrics in Prometheus' text format; with `model`, those of a further model, which are
     empty while it is closed.

@@ -18,6 +18,7 @@ router = APIRouter(tags=["embed"])
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": EmbeddedImages, "content": BINARY_CONTENT},
+    404: {},
     406: {},
 }
 

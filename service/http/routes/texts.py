@@ -17,6 +17,7 @@ router = APIRouter(tags=["embed"], route_class=JsonRoute)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": TextVectors, "content": BINARY_CONTENT},
+    404: {},
     406: {},
 }
 

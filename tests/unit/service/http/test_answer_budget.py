@@ -46,6 +46,7 @@ def new_resources(most=10 * MIB, *, keys=None):
         texts=None,
         stamp=(),
         retry_after_s=1,
+        further=SimpleNamespace(names=[]),
         model=SimpleNamespace(requests=SimpleNamespace(begin=int, end=int)),
     )
 
