@@ -10,6 +10,7 @@ tagged with the version, too.
 
 import argparse
 import hashlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--sbom", type=Path, required=True, help="the program cyclonedx-py")
     parser.add_argument("--no-images", action="store_true")
+    parser.add_argument(
+        "--docker-build",
+        metavar="ARGUMENTS",
+        default="",
+        help="more arguments of `docker build`, such as --build-arg=PYTHON_IMAGE=mirror/python:3.11",
+    )
     options = parser.parse_args()
     if changes := run("git", "status", "--porcelain"):
         sys.exit(f"a release is made of a commit, and these files differ from it:\n{changes}")
@@ -51,7 +58,7 @@ def main() -> None:
     if options.no_images or shutil.which("docker") is None:
         print("images: not built")
     else:
-        build_images()
+        build_images(shlex.split(options.docker_build))
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -114,7 +121,7 @@ def write_checksums(files: Path) -> None:
     (files / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
 
 
-def build_images() -> None:
+def build_images(arguments: list[str]) -> None:
     labels = {
         "org.opencontainers.image.version": __version__,
         "org.opencontainers.image.revision": run("git", "rev-parse", "HEAD"),
@@ -125,7 +132,7 @@ def build_images() -> None:
         tag = f"mlcd-{target}:{__version__}"
         stated = [f"--label={name}={value}" for name, value in labels.items()]
         subprocess.run(
-            ["docker", "build", "--target", target, "--tag", tag, *stated, "."],
+            ["docker", "build", "--target", target, "--tag", tag, *stated, *arguments, "."],
             cwd=ROOT,
             check=True,
         )
