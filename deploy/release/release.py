@@ -39,7 +39,7 @@ def main() -> None:
         "--docker-build",
         metavar="ARGUMENTS",
         default="",
-        help="more arguments of `docker build`, such as --build-arg=PYTHON_IMAGE=mirror/python:3.11",
+        help="more arguments of `docker build`, such as --build-arg=PYTHON_IMAGE=IMAGE",
     )
     options = parser.parse_args()
     if changes := run("git", "status", "--porcelain"):
