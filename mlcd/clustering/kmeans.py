@@ -321,7 +321,7 @@ class _Nearest:
 
 
 def _compiled_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
-    return CenterScan.compiled(centers, name, wait=False)
+    return CenterScan.compiled(centers, name)
 
 
 def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan:

@@ -71,7 +71,9 @@ _CHECKED_ROWS: Final = 4096  # at once
 _LEAST_TO_TURN: Final = 256
 WORTH_TORCH: Final = 2_500_000_000  # multiplications: 25 ms of two cores
 # Multiplications: 12 s of two cores with AVX2. Loading compiled loops takes 1 s, and compiling them
-# 6 to 11 s more, once per machine, on a thread.
+# 6 to 11 s more, once per machine. Compiling on a thread or in another process while the scan goes
+# on was tried with two cores: the former made a first k-means of 19 s slower by 3 s; the latter saved
+# 2 s of it and cost every later one 1 s.
 WORTH_COMPILING: Final = 1_000_000_000_000
 _IN_FLOAT32, _IN_FLOAT64 = 2, 3  # levels of ScanCounts, after proven and wider
 
@@ -121,23 +123,18 @@ class CenterScan:
         self._exact = CertifiedScan("numpy", centers)
         self._way = _Way(self._exact) if matmul == "auto" else self._open(matmul)
         # the faster ways, each with the amount of work at which it is opened
-        self._ahead: list[tuple[int, Callable[[], _Way | None]]] = []
+        self._ahead: list[tuple[int, Callable[[], _Way]]] = []
         if matmul == "auto":
             self._ahead = [(WORTH_TORCH, self._fastest), (WORTH_COMPILING, self._fastest_in_loops)]
         self._work, self._turning = 0, threading.Lock()
 
     @classmethod
-    def compiled(
-        cls, centers: Embeddings, matmul: MatmulName, *, wait: bool = True
-    ) -> "CenterScan":
+    def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan":
         """Returns a scan in compiled loops over this arithmetic of the CPU. If numba fails, logs a
         warning and returns a scan without compiled loops.
-
-        wait: False returns a scan without compiled loops while a thread compiles them.
         """
         scan = cls(centers, matmul=matmul)
-        if wait or _are_loops_ready(scan._way):
-            scan._way = _in_loops(scan._way)
+        scan._way = scan._in_loops(scan._way)
         return scan
 
     @property
@@ -173,11 +170,7 @@ class CenterScan:
         scores in float64.
         """
         if self._ahead and top:
-            self._work += len(embeddings) * self.centers.size
-        # Smaller calls come one by one, and must not wait for a faster way.
-        may_turn = len(embeddings) >= _LEAST_TO_TURN
-        if may_turn:
-            self._turn()
+            self._turn(len(embeddings))
         way = self._way
         ids = np.full((len(embeddings), top), -1, dtype=np.int64)
         scores = np.full((len(embeddings), top), -np.inf)
@@ -185,10 +178,7 @@ class CenterScan:
         first = 0
 
         def search(batch: slice) -> None:
-            nonlocal first, way
-            if may_turn and self._ahead:
-                self._turn()
-                way = self._way
+            nonlocal first
             rows = np.ascontiguousarray(embeddings[batch])
             ids[batch], scores[batch], levels[batch] = self._search(
                 way, rows, top, first, float64=float64
@@ -200,16 +190,15 @@ class CenterScan:
         in_threads(search, batches(num_rows, most=way.first.batch_rows, least=_LEAST_ROWS))
         return way, ids, scores, levels
 
-    def _turn(self) -> None:
-        """Switches to a faster way once the work ordered so far makes it worthwhile."""
-        if not self._turning.acquire(blocking=False):
+    def _turn(self, num_rows: int) -> None:
+        """Switches to a faster way once the work done so far makes it worthwhile."""
+        self._work += num_rows * self.centers.size
+        if num_rows < _LEAST_TO_TURN or not self._turning.acquire(blocking=False):
             return  # while another thread opens a way, the present way continues
         try:
             while self._ahead and self._work >= self._ahead[0][0]:
-                if (way := self._ahead[0][1]()) is None:
-                    return
-                self._way = way
-                self._ahead.pop(0)
+                _, open_way = self._ahead.pop(0)
+                self._way = open_way()
         finally:
             self._turning.release()
 
@@ -222,14 +211,31 @@ class CenterScan:
                 return self._open(name)
         return self._way
 
-    def _fastest_in_loops(self) -> "_Way | None":
-        """Returns the way of `_fastest`, with compiled loops unless it uses a GPU; None while they
-        are being compiled. Imports torch even for few centers.
+    def _fastest_in_loops(self) -> "_Way":
+        """Returns the way of `_fastest`, with compiled loops unless it uses a GPU. Imports torch
+        even for few centers.
         """
         if find_spec("numba") is None:
             return self._way
-        self._way = self._fastest(import_torch=True)
-        return _in_loops(self._way) if _are_loops_ready(self._way) else None
+        return self._in_loops(self._fastest(import_torch=True))
+
+    def _in_loops(self, way: "_Way") -> "_Way":
+        """Returns this way with compiled loops. Returns it unchanged if it uses a GPU, or, with a
+        warning, if numba fails.
+        """
+        if way.lister is not None:
+            return way
+        try:
+            from mlcd.clustering.compiled_scan import CompiledScan
+
+            loops = CompiledScan(way.scan)
+            # compiles each loop, or loads it from the cache
+            loops.shortlist(self.centers[:1], 1, 1)
+        except Exception as error:  # noqa: BLE001 - the plain way needs none of this
+            # numba may be too old for this numpy, the disk may be full, or cached files damaged
+            _log.warning("the scan continues without compiled loops, which fail: %r", error)
+            return way
+        return _Way(way.scan, loops)
 
     def _open(self, name: MatmulName) -> "_Way":
         if name == DEVICE:  # the CPU settles the rows that the GPU leaves open
@@ -325,46 +331,6 @@ class _Way:
     @property
     def name(self) -> str:
         return self.first.name
-
-
-# the threads that compile loops, by the arithmetic of the scan
-_compilations: Final[dict[str, threading.Thread]] = {}
-_compilations_lock: Final = threading.Lock()
-
-
-def _are_loops_ready(way: _Way) -> bool:
-    """Tells whether loops for this way are compiled or need not be. The first call starts to
-    compile them on a thread.
-    """
-    if way.lister is not None:
-        return True
-    with _compilations_lock:
-        thread = _compilations.get(way.name)
-        if thread is None:
-            # not a daemon: the process would end within the compiler
-            thread = threading.Thread(target=_in_loops, args=(way,), name="compile loops")
-            _compilations[way.name] = thread
-            thread.start()
-    return not thread.is_alive()
-
-
-def _in_loops(way: _Way) -> _Way:
-    """Returns this way with compiled loops. Returns it unchanged if it uses a GPU, or, with a
-    warning, if numba fails.
-    """
-    if way.lister is not None:
-        return way
-    try:
-        from mlcd.clustering.compiled_scan import CompiledScan
-
-        loops = CompiledScan(way.scan)
-        # compiles each loop, or loads it from the cache
-        loops.shortlist(way.scan.centers[:1], 1, 1)
-    except Exception as error:  # noqa: BLE001 - the plain way needs none of this
-        # numba may be too old for this numpy, the disk may be full, or cached files damaged
-        _log.warning("the scan continues without compiled loops, which fail: %r", error)
-        return way
-    return _Way(way.scan, loops)
 
 
 class BlockedScan:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mlcd.clustering import compiled_scan, nearest
+from mlcd.clustering import compiled_scan
 from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.arithmetics import DEVICE
 from mlcd.clustering.kmeans import assign, kmeans
@@ -32,7 +32,6 @@ def products(monkeypatch):
 
     monkeypatch.setattr(kmeans_module, "_by_scan", noted)
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 0)
-    monkeypatch.setattr(nearest, "_are_loops_ready", lambda _: True)
     monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-int8", "numpy"])
     return asked
 
