@@ -71,9 +71,8 @@ _CHECKED_ROWS: Final = 4096  # at once
 _LEAST_TO_TURN: Final = 256
 WORTH_TORCH: Final = 2_500_000_000  # multiplications: 25 ms of two cores
 # Multiplications: 12 s of two cores with AVX2. Loading compiled loops takes 1 s, and compiling them
-# 6 to 11 s more, once per machine. Compiling on a thread or in another process while the scan goes
-# on was tried with two cores: the former made a first k-means of 19 s slower by 3 s; the latter saved
-# 2 s of it and cost every later one 1 s.
+# 6 to 11 s more, once per machine. With two cores, compiling meanwhile on a thread made a first
+# k-means of 19 s slower by 3 s; in another process it saved 2 s and cost every later one 1 s.
 WORTH_COMPILING: Final = 1_000_000_000_000
 _IN_FLOAT32, _IN_FLOAT64 = 2, 3  # levels of ScanCounts, after proven and wider
 
