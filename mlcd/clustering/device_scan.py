@@ -57,10 +57,10 @@ def cuda_available() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def on_gpu(centers_KD: Embeddings) -> "DeviceScan":
+def on_gpu(centers_KD: Embeddings, device: str = "cuda") -> "DeviceScan":
     """Puts the centers on the GPU. Raises Unavailable if the GPU cannot take them."""
     try:
-        return DeviceScan(centers_KD)
+        return DeviceScan(centers_KD, device)
     except RuntimeError as error:
         reason = "do not fit" if isinstance(error, torch.cuda.OutOfMemoryError) else "cannot be put"
         raise Unavailable(
@@ -130,6 +130,23 @@ class DeviceScan:
             return Shortlist(ids, scores, sure, clear)
         torch.cuda.empty_cache()
         return Shortlist.of_none(len(rows_BD), top)
+
+    def nearest(self, rows_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the nearest center of each row of this device, int64 [B], and the indices of the
+        rows for which it is not proven. Needs inference mode.
+        """
+        ids_B = torch.zeros(len(rows_BD), dtype=torch.int64, device=self._device)
+        unproven = torch.arange(len(rows_BD), device=self._device)
+        for room in self.rooms:
+            open_parts = []
+            for part in unproven.split(self.batch_rows):
+                ids, _, _, clear = self._shortlist(rows_BD[part], 1, room)
+                ids_B[part] = ids[:, 0]
+                open_parts.append(part[~clear])
+            unproven = torch.cat(open_parts)
+            if not len(unproven):
+                break
+        return ids_B, unproven
 
     @contextmanager
     def _stream(self) -> Iterator[None]:

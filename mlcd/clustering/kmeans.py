@@ -2,19 +2,21 @@
 
 This is Lloyd's iteration with exact assignment. Rows are read block by block. Memory holds one
 block (or all rows if they are few), the centers, their sums, and 4 bytes per row for the last
-assignment, which makes the next one faster. Rows are summed as integers, which is exact in any
+assignment, which makes the next one faster. On a GPU rows and sums stay there
+(`mlcd.clustering.device_members`). Rows are summed as integers, which is exact in any
 order: the centers depend only on the rows, the seed and the number of clusters, and not on batch
 size, threads or processes.
 """
 
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,11 @@ from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings
 from mlcd.world import World
 
+if TYPE_CHECKING:
+    from mlcd.clustering.device_members import DeviceMembers
+
+_log = logging.getLogger("mlcd.clustering")
+
 MANY_CLUSTERS: Final = 16_384  # above this, the initial centers are found in two levels
 # also from this number on, if there are many rows per cluster: two-level centers are better, so
 # fewer rows move in the first passes
@@ -45,6 +52,8 @@ _MANY_CENTERS: Final = 4096  # for fewer, eight bits or a GPU gain only over man
 # 1 - J below this is only the float32 rounding of the rows' unit length
 _LEAST_DISTANCE: Final = 2.0**-24
 _ALONE: Final = World()
+_DEVICE: str = "cuda"  # tests take "cpu"
+_ROWS_ON_DEVICE: int | None = None  # bytes; None for as many rows as fit
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
 _OpenScan = Callable[[Embeddings, MatmulName], CenterScan]
@@ -101,7 +110,8 @@ class KMeansResult:
 class MemberSums(Protocol):
     """The center of each row, and the sums of each center's rows."""
 
-    assignment: NDArray[np.int32]
+    @property
+    def assignment(self) -> NDArray[np.int32]: ...
 
     def assign(self, centers: Embeddings) -> int:
         """Assigns every row to its nearest center; returns the number of rows of all processes
@@ -172,19 +182,61 @@ def kmeans(
 
 
 class _OwnMembers:
-    """The `MemberSums` of the rows of this process: the sums are updated row by row."""
+    """The `MemberSums` of the rows of this process, on a GPU if `_Nearest` prefers one and it has
+    memory for the sums, otherwise on the host.
+    """
 
     def __init__(self, rows: Rows, num_clusters: int, world: World, num_passes: int) -> None:
         self._rows, self._world = rows, world
+        self._on_host = _HostMembers(rows, num_clusters, world, num_passes)
+        self._on_device: DeviceMembers | None = None
+        self._tries_device = True
+
+    @property
+    def assignment(self) -> NDArray[np.int32]:
+        return (self._on_device or self._on_host).assignment
+
+    def assign(self, centers: Embeddings) -> int:
+        if self._tries_device and self._on_host.nearest.uses_gpu(centers):
+            try:
+                return self._sum_moved(self._assign_on_device(centers))
+            except Unavailable as error:
+                _log.warning("k-means sums on the CPU: %s", error)
+        self._tries_device, self._on_device = False, None
+        return self._sum_moved(self._on_host.assign(centers))
+
+    def _assign_on_device(self, centers: Embeddings) -> int:
+        if self._on_device is None:
+            from mlcd.clustering.device_members import DeviceMembers
+
+            self._on_device = DeviceMembers(
+                self._rows, len(centers), self._world, _DEVICE, _ROWS_ON_DEVICE
+            )
+        return self._on_device.assign(centers)
+
+    def _sum_moved(self, moved: int) -> int:
+        return int(self._world.sum_integers(np.array([moved]))[0])
+
+    def totals(self) -> ClusterSums:
+        return (self._on_device or self._on_host).totals().check()
+
+
+class _HostMembers:
+    """The rows of this process, summed on the host; the sums are updated row by row."""
+
+    def __init__(self, rows: Rows, num_clusters: int, world: World, num_passes: int) -> None:
+        self._rows, self._world = rows, world
+        self._shape = (num_clusters, rows.dimension)
         self._start, self._stop = world.own_rows(rows.num_rows)
-        self._sums = ClusterSums.zeros(num_clusters, rows.dimension)
-        self._nearest = _Nearest(self._stop - self._start, num_passes)
+        self._sums: ClusterSums | None = None
+        self.nearest = _Nearest(self._stop - self._start, num_passes)
         self._kept: list[tuple[int, Embeddings]] = []
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
 
     def assign(self, centers: Embeddings) -> int:
-        nearest_to = self._nearest.open(centers)
-        moved = np.zeros(1, dtype=np.int64)
+        """Returns the number of this process's rows whose center changed."""
+        nearest_to, moved = self.nearest.open(centers), 0
+        sums = self._sums = self._sums or ClusterSums.zeros(*self._shape)
         for start, block in self._blocks():
             own = self.assignment[start - self._start :][: len(block)]
             has_ids = own[0] >= 0
@@ -192,11 +244,11 @@ class _OwnMembers:
             changed = np.flatnonzero(nearest != own)
             rows = block[changed] if has_ids else block
             if has_ids:
-                self._sums.subtract(rows, own[changed])
-            self._sums.add(rows, nearest[changed])
+                sums.subtract(rows, own[changed])
+            sums.add(rows, nearest[changed])
             moved += len(changed)
             own[:] = nearest
-        return int(self._world.sum_integers(moved)[0])
+        return moved
 
     def _blocks(self) -> Iterable[tuple[int, Embeddings]]:
         """Returns the rows of this process in blocks. Few rows stay in memory for all passes."""
@@ -207,9 +259,10 @@ class _OwnMembers:
         return self._kept
 
     def totals(self) -> ClusterSums:
+        sums = self._sums or ClusterSums.zeros(*self._shape)
         return ClusterSums(
-            self._world.sum_integers(self._sums.sums), self._world.sum_integers(self._sums.sizes)
-        ).check()
+            self._world.sum_integers(sums.sums), self._world.sum_integers(sums.sizes)
+        )
 
 
 def assign(
@@ -283,13 +336,17 @@ class _Nearest:
         self._open_scan: _OpenScan = _plain_scan
         self._heads: Heads | None = None
 
+    def uses_gpu(self, centers: Embeddings) -> bool:
+        """Returns whether a GPU is the fastest for these centers; the first call decides."""
+        if self._matmul is None:
+            self._matmul, self._open_scan = self._choose_scan(centers)
+        return self._matmul == DEVICE
+
     def open(self, centers: Embeddings) -> _NearestTo:
         """Returns a function from rows [N, D] and their previous center ids ([N] or None) to ids,
         int32 [N].
         """
-        if self._matmul is None:
-            self._matmul, self._open_scan = self._choose_scan(centers)
-        if self._matmul == DEVICE:
+        if self.uses_gpu(centers):
             with suppress(Unavailable):  # the GPU has no memory left
                 on_gpu = self._open_scan(centers, DEVICE)
                 return lambda rows, _: _by_scan(on_gpu, rows)

@@ -22,7 +22,7 @@ MAX_ROWS: Final = 2**29
 _TOGETHER: Final = 1 << 17  # components converted at once: small enough for the cache
 _WORTH_THREADS: Final = 1 << 20  # components: 3 ms on one core; two threads start in 0.5 ms
 _LEAST_COLUMNS: Final = 32  # columns per thread: narrower slices share cache lines
-_CONVERTED: Final = 1 << 20  # components of sums at once in float64; four copies exist
+_CONVERTED: Final = 1 << 20  # components per thread at once in float64; four copies exist
 _ROWS_OF_A_MEAN: Final = 2**28
 
 
@@ -112,10 +112,13 @@ class ClusterSums:
         an update if all rows are close to their centers.
         """
         products = np.zeros(len(centers))
-        for part in _parts(*centers.shape):
+
+        def multiply(part: slice) -> None:
             sums, exact = self.sums[part].astype(np.float64), centers[part].astype(np.float64)
             lengths = np.linalg.norm(exact, axis=1)
             products[part] = np.einsum("kd,kd->k", sums, exact) / SCALE / lengths
+
+        in_threads(multiply, list(_parts(*centers.shape)))
         return products
 
     def directions(self) -> tuple[Embeddings, NDArray[np.float64]]:
@@ -125,7 +128,8 @@ class ClusterSums:
         """
         means = np.zeros(self.sums.shape, dtype=np.float32)
         lengths = np.zeros(len(self.sizes))
-        for part in _parts(*self.sums.shape):
+
+        def normalize(part: slice) -> None:
             sums = self.sums[part].astype(np.float64) / SCALE
             norms = np.linalg.norm(sums, axis=1)
             # The sum of opposite rows is only rounding error.
@@ -135,6 +139,8 @@ class ClusterSums:
             )
             # + 0.0 removes negative zeros, so that equal centers have equal bytes.
             means[part], lengths[part] = unit + 0.0, norms
+
+        in_threads(normalize, list(_parts(*self.sums.shape)))
         return means, lengths
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import torch.distributed as dist
 
 from mlcd.clustering import kmeans as trainer
+from mlcd.clustering.arithmetics import DEVICE
+from mlcd.clustering.device_members import DeviceMembers
 from mlcd.clustering.kmeans import check_equal
 from mlcd.clustering.rows import ArrayRows
 from mlcd.clustering.sums import mean_of
@@ -35,6 +37,40 @@ def run(rank, size, folder):
         mean=mean_of(ArrayRows([rows()]), world),
         shared=shared,
         refused=size > 1 and notices_a_difference(world),
+    )
+    dist.destroy_process_group()
+
+
+def use_device(setattr_):
+    """Makes k-means sum on a device, which is the CPU."""
+    setattr_(trainer, "_MANY_CENTERS", 1)
+    setattr_(trainer, "_DEVICE", "cpu")
+    setattr_(trainer, "fastest_matmuls", lambda *_, **__: [DEVICE])
+
+
+def run_on_device(rank, size, folder):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
+    )
+    use_device(setattr)
+    moved, passes, assign = [], [], DeviceMembers.assign
+    DeviceMembers.assign = lambda self, centers: passes.append(1) or assign(self, centers)
+    result = trainer.kmeans(
+        [rows()],
+        40,
+        iterations=4,
+        tolerance=0.0,
+        world=World.current(),
+        on_iteration=lambda progress: moved.append(progress.moved),
+    )
+    np.savez(
+        f"{folder}/{size}-{rank}.npz",
+        centers=result.centers,
+        sizes=result.sizes,
+        objective=result.objective,
+        assignment=result.assignment,
+        moved=moved,
+        passes=len(passes),
     )
     dist.destroy_process_group()
 

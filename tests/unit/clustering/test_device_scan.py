@@ -170,6 +170,7 @@ def test_a_device_without_memory_leaves_the_rows_to_the_cpu(monkeypatch):
     found = CenterScan(centers).nearest(rows, 8)
     assert (found.scan.products, found.scan.proven) == ("numpy fp32", len(rows))
     assert np.array_equal(found.ids, plain.ids)
+    monkeypatch.setattr(kmeans_module, "_DEVICE", "cpu")
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 0)
     monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: ["cuda-bf16"])
