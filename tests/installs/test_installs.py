@@ -72,7 +72,7 @@ COMMANDS = {
     ("serve", "train"): ("mlcd demo --no-serve",),
     ("compiled",): CLUSTERED,
     ("lance",): ("mlcd import v.lance emb --model-name theirs", *AFTER[:2]),
-    ("models",): CLUSTERED,
+    ("models",): (*CLUSTERED, "!mlcd export photos model"),  # they are not a model
     ("layout",): (
         "mlcd embed many emb --model pixels",
         "mlcd index emb items --layout tsne",

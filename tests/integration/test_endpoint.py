@@ -73,7 +73,7 @@ def test_a_server_answers_503_while_the_endpoint_is_away_and_is_back_by_itself(s
             rows_of(embed(server, [uri(png()), "a cat"])), expected, atol=1e-6
         )
         page = httpx.get(f"{server.url}/v1/info").text
-        environment = [path for path in os.environ if "ENDPOINT" in path]
+        environment = [path for path in os.environ if path.startswith("MLCD_ENDPOINT")]
         assert environment == ["MLCD_ENDPOINT_KEY"]
         status, output = server.stop()
     assert status == 0
