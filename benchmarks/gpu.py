@@ -101,8 +101,6 @@ SLICES: Final[Sequence[Slice]] = (
             *("--dimension", "768", "--runs", "1", "--only", "mlcd"),
         ),
     ),
-    Slice("kmeans-device", ("benchmarks/kmeans_device.py", "--device", "cuda")),
-    Slice("kmeans-streamed", ("benchmarks/kmeans_device.py", "--device", "cuda", "--room", "0")),
     Slice("faiss-search", ("benchmarks/search.py", "--device", "cuda", "--items", "500000")),
 )
 

@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=list(_CONTENDERS), default=list(_CONTENDERS))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = make_rows(options)
+        rows = _rows(options)
         np.save(f"{folder}/rows.npy", rows)
         print(
             f"{len(rows)} rows of {rows.shape[1]}, {options.clusters} clusters, "
@@ -124,7 +124,7 @@ def main() -> None:
         )
 
 
-def make_rows(options: argparse.Namespace) -> np.ndarray:
+def _rows(options: argparse.Namespace) -> np.ndarray:
     if options.embeddings is not None:
         return EmbeddingsArtifact.open(options.embeddings).load()
     generator = np.random.default_rng(0)

@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from mlcd.collections.store_urls import is_store, split_collection
+from mlcd.encoders.endpoint_forms import is_endpoint
 from mlcd.encoders.options import EncoderOptions
+from mlcd.errors import ConfigInvalid
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.locations import artifact_path, is_url, local_path, show_location
 from mlcd.pipelines.ray.session import RayOptions, check_address, require_ray
@@ -44,6 +46,11 @@ class WeightsSpec(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         del param, ctx
+        if is_endpoint(value):
+            raise ConfigInvalid(
+                "this command reads weights, and an endpoint does not give any",
+                remedy="give a model artifact or a directory of weights",
+            )
         return str(artifact_path(value)) if is_url(value) else value
 
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import Context
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Final, Self
 
 from mlcd.errors import MlcdError, Unavailable
@@ -129,12 +128,7 @@ class FurtherModels:
         self._watcher = asyncio.create_task(self._close_idle(), name="idle-models")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         openings = [slot.opening for slot in self._slots.values() if slot.opening is not None]
         for task in (self._watcher, *openings):
             task.cancel()

@@ -17,7 +17,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.service.jobs.job import FINISHED, JobSpec
 from mlcd.service.jobs.service import open_queue
 from mlcd.service.settings import read_settings
-from tests.conftest import free_port, start_mlcd, succeed, write_digits
+from tests.conftest import free_port, refuse, start_mlcd, succeed, write_digits
 from tests.endpoint_stub import SIDE, Stub, image_row, text_row
 from tests.integration.running import Server, serving, until
 
@@ -174,3 +174,12 @@ def test_a_job_waits_for_its_endpoint(stub, tmp_path):
     rows = EmbeddingsArtifact.open(tmp_path / "out")
     assert list(rows.keys) == list(alone.keys)
     np.testing.assert_array_equal(rows.load(), alone.load())
+
+
+@pytest.mark.parametrize("command", ["export {} out", "quantize {} photos out", "evaluate knn {}"])
+def test_commands_that_read_weights_refuse_an_endpoint_without_telling_its_password(command):
+    line = refuse(
+        *command.format("openai+https://ann:secret@h.example/v1#m").split(),
+        contains="reads weights, and an endpoint does not give any",
+    )
+    assert "secret" not in line

@@ -131,17 +131,6 @@ def test_kmeans_tells_rows_in_a_second():
     assert work == pytest.approx(2 * 2000, abs=float(rate.replace(",", "")) * 0.006)
 
 
-@pytest.mark.parametrize("name", ["kmeans-device", "kmeans-streamed"])
-def test_kmeans_on_a_device_tells_the_share_of_each_part(name):
-    sizes = ("--clusters", "8", "--dimension", "16", "--iterations", "2", "--rows", "2000")
-    output = printed(*on_cpu(name), *sizes)
-    parts = re.search(
-        r"waits: copy ([\d.]+)%, products ([\d.]+)%, sums ([\d.]+)%, host ([\d.]+)%", output
-    ).groups()
-    assert sum(map(float, parts)) == pytest.approx(100, abs=0.3)
-    assert re.search(r"[\d,]+ rows/s, objective 0\.\d+, on cpu", output)
-
-
 def test_the_head_is_measured_in_every_form_that_a_device_has():
     sizes = ("--batch", "32", "--dimension", "16", "--runs", "1")
     found = printed(*on_cpu("head"), *sizes, "--classes", "500")
