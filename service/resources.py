@@ -41,6 +41,7 @@ from mlcd.service.inference.find_model import (
     find_model,
 )
 from mlcd.service.inference.further_models import FurtherModels, ModelOpener, OpenedModel
+from mlcd.service.inference.joined_lookups import JoinedLookups
 from mlcd.service.inference.lookup import Lookup
 from mlcd.service.inference.model import (
     AnyEngine,
@@ -88,15 +89,15 @@ _NUM_WRITERS: Final = 16  # threads; they wait for the disk, and one sync serves
 class Resources:
     """The resources that routes use; a request uses one model throughout.
 
-    further: models that a request may choose instead (`use_model`). compute: threads for label
-    look-up and search, which are too slow for the event loop. parsing: one thread that parses JSON,
-    because two concurrent parsers would delay the event loop twice as long. writing: threads for
-    changes of collections, so that searches do not wait for the disk. duplicates: searches on a
-    separate thread. rendering: threads that make thumbnails, shared fairly. views: clusters and
-    layouts. opening: one thread for new collections. scraping: one thread for metrics of a store
-    that may hang. keys: None if no key is needed. jobs: None without roots for jobs. batches:
-    batches and files; None without a state directory. webhooks: None if no hosts are allowed for
-    them, or without a state directory.
+    further: models that a request may choose instead (`use_model`). compute: threads for search and
+    writing, which are too slow for the event loop. lookups: label look-ups on them. parsing: one
+    thread that parses JSON, because two concurrent parsers would delay the event loop twice as
+    long. writing: threads for changes of collections, so that searches do not wait for the disk.
+    duplicates: searches on a separate thread. rendering: threads that make thumbnails, shared
+    fairly. views: clusters and layouts. opening: one thread for new collections. scraping: one
+    thread for metrics of a store that may hang. keys: None if no key is needed. jobs: None without
+    roots for jobs. batches: batches and files; None without a state directory. webhooks: None if no
+    hosts are allowed for them, or without a state directory.
     """
 
     settings: Settings
@@ -105,6 +106,7 @@ class Resources:
     switch: ModelSwitch
     admission: Admission
     compute: ThreadPoolExecutor
+    lookups: JoinedLookups
     parsing: ThreadPoolExecutor
     writing: ThreadPoolExecutor
     duplicates: DuplicateSearches
@@ -300,6 +302,7 @@ async def _open_all(
         switch=switch,
         admission=admission,
         compute=compute,
+        lookups=JoinedLookups(compute),
         parsing=parsing,
         writing=writing,
         duplicates=DuplicateSearches(comparing, metrics),

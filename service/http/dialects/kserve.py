@@ -213,11 +213,11 @@ async def infer(
         encoded = await encode_pixels(request, resources, items, param="inputs")
     outputs: dict[str, NDArray[Any]] = {"embedding": encoded.embeddings}
     if resources.lookup is not None and names != ["embedding"]:
-        find = partial(resources.lookup.nearest, encoded.embeddings, inference.parameters.top)
+        found = resources.lookups.nearest(
+            resources.lookup, encoded.embeddings, inference.parameters.top
+        )
         with resources.metrics.looking_up("exact"), time_stage("labels"):
-            labels = await within_deadline(
-                loop.run_in_executor(resources.compute, find), request.state.deadline
-            )
+            labels, _ = await within_deadline(found, request.state.deadline)
         outputs |= {"label_ids": labels.ids.astype(np.int32), "label_scores": labels.scores}
     outputs = {name: outputs[name] for name in names}
     content = {"model_name": model, "model_version": version}

@@ -1,6 +1,5 @@
 """The route that labels images or texts with their nearest centers."""
 
-import asyncio
 from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Final
@@ -31,7 +30,7 @@ from mlcd.service.http.auth import needs
 from mlcd.service.http.center_pages import example_members
 from mlcd.service.http.openapi import BINARY, image_body
 from mlcd.service.http.problems import item_error
-from mlcd.service.http.queries import Queries, check_top, read_queries
+from mlcd.service.http.queries import check_top, read_queries
 from mlcd.service.inference.engine_labels import EngineLabels
 from mlcd.service.inference.lookup import Lookup, LookupMode
 from mlcd.service.resources import Resources
@@ -93,12 +92,17 @@ async def label(
         queries = await read_queries(request, resources)
     if media_type != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
-    loop = asyncio.get_running_loop()
-    search = partial(_find_labels, lookup, queries, top, threshold, mode, engine_labels)
+    found = resources.lookups.nearest(
+        lookup,
+        queries.embeddings,
+        top,
+        threshold,
+        mode=mode,
+        are_images=queries.are_images,
+        engine_labels=engine_labels,
+    )
     with resources.metrics.looking_up(mode), time_stage("labels"):
-        neighbors, novel = await within_deadline(
-            loop.run_in_executor(resources.compute, search), request.state.deadline
-        )
+        neighbors, novel = await within_deadline(found, request.state.deadline)
     if mode == "exact":
         num_scanned = len(neighbors.ids) - engine_labels.num_used
         resources.metrics.labels_found(engine=engine_labels.num_used, server=num_scanned)
@@ -142,26 +146,6 @@ async def label(
         resources,
         num_items=num_items,
     )
-
-
-def _find_labels(
-    lookup: Lookup,
-    queries: Queries,
-    top: int,
-    threshold: float | None,
-    mode: LookupMode,
-    engine_labels: EngineLabels,
-) -> tuple[Neighbors, int | None]:
-    """Returns the nearest centers, and the number of novel images: images farther from their center
-    than its members usually are. None if that is unknown.
-    """
-    lookup.follow_names()
-    neighbors = lookup.nearest(
-        queries.embeddings, top, threshold, mode=mode, engine_labels=engine_labels
-    )
-    if not queries.are_images:
-        return neighbors, None
-    return neighbors, lookup.remember(queries.embeddings, neighbors)
 
 
 def require_lookup(resources: Resources) -> Lookup:
