@@ -273,7 +273,7 @@ class Files(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     batches_at_once: Annotated[int, Field(ge=1, le=64)] = 4
     """Concurrent batches of one server process. Every key gets its first batch before any key gets
     a second."""
-    batch_concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    batch_concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
     """Concurrent requests of one batch."""
 
 

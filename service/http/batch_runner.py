@@ -1,14 +1,14 @@
 """The work on batches: each line of the input is a request to this very application.
 
 The answer to a line has the bytes that the route answers a client with, because the route makes it.
-Lines are answered in windows; a window is synced to the disk and counted before the next one.
+Lines are answered in windows, two at once; each is synced to the disk and counted in its turn.
 """
 
 import asyncio
 import logging
 import os
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
@@ -32,15 +32,17 @@ from mlcd.service.settings import Files
 from mlcd.service.timings import BATCH_LONGEST_WAIT_S, BATCH_POLL_S, FILES_SWEEP_S
 
 _log = logging.getLogger("mlcd.batches")
-_WINDOW_BYTES: Final = 2**25  # of the lines that are in memory together, but for one long line
+_WINDOWS: Final = 2  # while the last lines of one are answered and written, the other keeps on
+_WINDOW_BYTES: Final = 2**24  # of the lines of a window, but for one long line
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A request of the input. body: JSON, or why the image of the request cannot be read."""
+    """A request of the input. body: or why the image of the request cannot be read."""
 
     custom_id: str
+    media_type: str
     body: bytes | ImageRejected
 
 
@@ -155,19 +157,27 @@ class BatchRunner:
             return
         drafts = await self._in_thread(_Drafts, self._store, batch)
         requests = await self._in_thread(self._read_requests, batch, source)
+        num_windows = min(_WINDOWS, self._settings.batch_concurrency)
+        window_lines = self._settings.batch_concurrency // num_windows
+        windows, num_taken = deque[asyncio.Task[list[_Result]]](), batch.done
         try:
-            while batch.state == "in_progress" and batch.done < batch.total:
-                if time.time() > batch.expires_s:
+            while batch.done < batch.total:
+                is_open = batch.state == "in_progress" and time.time() <= batch.expires_s
+                while is_open and len(windows) < num_windows and num_taken < batch.total:
+                    if not self._serves(batch):
+                        return  # until its model is served again
+                    lines = await self._in_thread(_take, requests, window_lines)
+                    windows.append(asyncio.create_task(self._answer_window(batch, lines)))
+                    num_taken += len(lines)
+                if not windows:
                     break
-                if not self._serves(batch):
-                    return  # until its model is served again
-                window = await self._in_thread(_take, requests, self._settings.batch_concurrency)
-                results = await self._answer_window(batch, window)
-                batch = await self._in_thread(drafts.count, batch, results)
+                batch = await self._in_thread(drafts.count, batch, await windows.popleft())
             if batch.done < batch.total:
                 batch = await self._in_thread(self._store.update, batch.id, _end_early)
                 batch = await self._in_thread(_give_up, drafts, batch, requests)
         finally:
+            for window in windows:
+                window.cancel()
             drafts.close()
         await self._in_thread(_finish, self._store, batch)
         _log.info("%s: %d answers, %d errors", batch.id, batch.completed, batch.failed)
@@ -209,14 +219,14 @@ class BatchRunner:
             return _failure(line.custom_id, line.body.reason, str(line.body))
         while True:
             request_id = f"{batch.id}-{new_id('')}"
-            status, retry_after_s, body = await self._call(batch, line.body, request_id)
+            status, retry_after_s, body = await self._call(
+                _scope(batch, line.media_type, len(line.body), request_id), line.body
+            )
             if status not in RETRYABLE_STATUSES or time.time() + retry_after_s > batch.expires_s:
                 return _result(line.custom_id, status, request_id, body)
             await asyncio.sleep(min(retry_after_s, BATCH_LONGEST_WAIT_S))
 
-    async def _call(
-        self, batch: StoredBatch, body: bytes, request_id: str
-    ) -> tuple[int, float, bytearray]:
+    async def _call(self, scope: Scope, body: bytes) -> tuple[int, float, bytearray]:
         """Returns the status of an answer, its Retry-After in seconds, and its body."""
         status, retry_after_s, answer = 0, 1.0, bytearray()
         incoming = [{"type": "http.request", "body": body, "more_body": False}]
@@ -236,7 +246,7 @@ class BatchRunner:
             else:
                 answer.extend(message.get("body", b""))
 
-        await self._app(_scope(batch, len(body), request_id), receive, send)
+        await self._app(scope, receive, send)
         return status, retry_after_s, answer
 
     async def _in_thread(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
@@ -267,7 +277,7 @@ def _take(requests: Iterator[InputRequest], num: int) -> list[_Line]:
             body: bytes | ImageRejected = request.read_body()
         except ImageRejected as rejection:
             body = rejection
-        window.append(_Line(request.custom_id, body))
+        window.append(_Line(request.custom_id, request.media_type, body))
         num_bytes += 0 if isinstance(body, ImageRejected) else len(body)
         if len(window) == num or num_bytes >= _WINDOW_BYTES:
             break
@@ -406,7 +416,7 @@ def _to_line(custom_id: str, response: bytes | None, error: dict[str, str] | Non
     )
 
 
-def _scope(batch: StoredBatch, num_bytes: int, request_id: str) -> Scope:
+def _scope(batch: StoredBatch, media_type: str, num_bytes: int, request_id: str) -> Scope:
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -418,7 +428,7 @@ def _scope(batch: StoredBatch, num_bytes: int, request_id: str) -> Scope:
         "query_string": b"",
         "root_path": "",
         "headers": [
-            (b"content-type", b"application/json"),
+            (b"content-type", media_type.encode()),
             (b"content-length", str(num_bytes).encode()),
             (b"x-request-id", request_id.encode()),
         ],

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlcd.images.entries import Entry
     from mlcd.images.source import Source
 
+JSON, RAW = "application/json", "application/octet-stream"
 MISSING: Final = InputFault("missing_input", "the input file was deleted")
 _MAX_FAULTS: Final = 50  # of an input that are reported
 _MAX_LINE_BYTES: Final = 2**26
@@ -46,11 +47,12 @@ class _Request(BaseModel):
 
 @dataclass(frozen=True)
 class InputRequest:
-    """A request of a batch. read_body: returns its JSON; raises ImageRejected for an image that
+    """A request of a batch. read_body: returns its body; raises ImageRejected for an image that
     cannot be read.
     """
 
     custom_id: str
+    media_type: str
     read_body: Callable[[], bytes]
 
 
@@ -85,7 +87,10 @@ def read_requests(
         return
     images = open_upload(source, filename)
     for entry in islice(images.entries, num_done, None):
-        yield InputRequest(entry.key, partial(_embed_image, images, entry, endpoint, model))
+        if endpoint == "/v1/labels":
+            yield InputRequest(entry.key, RAW, partial(images.read, entry))
+        else:
+            yield InputRequest(entry.key, JSON, partial(_embed_image, images, entry, model))
 
 
 def _count_images(source: Path, max_requests: int) -> tuple[int, list[InputFault]]:
@@ -106,13 +111,11 @@ def _count_images(source: Path, max_requests: int) -> tuple[int, list[InputFault
     return num, []
 
 
-def _embed_image(images: "Source", entry: "Entry", endpoint: str, model: str) -> bytes:
-    """Returns the body of a request with the image as a data-URI."""
+def _embed_image(images: "Source", entry: "Entry", model: str) -> bytes:
+    """Returns the body of a request for embeddings, with the image as a data-URI."""
     payload = pybase64.b64encode(images.read(entry)).decode()
     uri = f"data:application/octet-stream;base64,{payload}"
-    if endpoint == "/v1/embeddings":
-        return orjson.dumps({"model": model, "input": [uri]})
-    return orjson.dumps({"images": [uri]})
+    return orjson.dumps({"model": model, "input": [uri]})
 
 
 def check_endpoint(input_file_id: str, endpoint: str) -> None:
@@ -161,7 +164,7 @@ def _read_lines(source: Path, num_done: int) -> Iterator[InputRequest]:
     with source.open("rb") as file:
         for content in islice(_lines_of(file), num_done, None):
             request = orjson.loads(content)
-            yield InputRequest(request["custom_id"], partial(orjson.dumps, request["body"]))
+            yield InputRequest(request["custom_id"], JSON, partial(orjson.dumps, request["body"]))
 
 
 def _lines_of(file: BinaryIO) -> Iterator[bytes]:

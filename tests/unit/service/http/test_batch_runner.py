@@ -102,6 +102,48 @@ async def test_a_batch_whose_time_is_over_says_so_of_every_line_left(store, fing
     assert {error["error"]["code"] for error in errors} == {"batch_expired"}
 
 
+class HeldApp(App):
+    """An application that answers request 0 only once it is let go, and counts who waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.go_on, self.num_begun, self.num_inside, self.most_inside = asyncio.Event(), 0, 0, 0
+
+    async def __call__(self, scope, receive, send):
+        self.num_begun += 1
+        self.num_inside += 1
+        self.most_inside = max(self.most_inside, self.num_inside)
+        is_first = self.num_begun == 1
+        request = asyncio.create_task(super().__call__(scope, receive, send))
+        await (self.go_on.wait() if is_first else asyncio.sleep(0.01))
+        await request
+        self.num_inside -= 1
+
+
+async def test_a_slow_line_does_not_stop_the_next_window(store):
+    app, limit = HeldApp(), Files().batch_concurrency
+    running = asyncio.create_task(run_until_ended(app, store, new_batch(store, 3 * limit)))
+    await asyncio.sleep(0.5)
+    assert (app.calls, app.num_inside, app.most_inside) == (limit, 1, limit)
+    app.go_on.set()
+    ended = await running
+    answers = read(store, ended.output_file_id)
+    assert [answer["custom_id"] for answer in answers] == [f"{n}" for n in range(3 * limit)]
+    assert app.most_inside <= limit
+
+
+async def test_lines_in_work_are_answered_when_the_time_ends(store):
+    app, limit = HeldApp(), Files().batch_concurrency
+    batch = new_batch(store, 2 * limit, window_s=1.0)
+    running = asyncio.create_task(run_until_ended(app, store, batch))
+    await asyncio.sleep(1.2)
+    app.go_on.set()
+    ended = await running
+    assert (ended.state, ended.completed, ended.failed) == ("expired", limit, limit)
+    lines = [*read(store, ended.output_file_id), *read(store, ended.error_file_id)]
+    assert [line["custom_id"] for line in lines] == [f"{n}" for n in range(2 * limit)]
+
+
 async def test_a_batch_waits_for_its_model(store):
     app = App()
     batch = new_batch(store, 2, fingerprint="later")
