@@ -11,8 +11,9 @@ worker and two are compared with engines of one thread each. The memory is the l
 (VmHWM). It is measured with the encoder `pixels`, so that it takes minutes: the engine's own memory
 does not depend on the number of images, because it sees batches of 32.
 
-With --batches a server labels the same photographs as a batch of /v1/labels, one data-URI a line,
-interleaved with the label job; a batch counts from its first request to its end.
+With --batches a server labels the same photographs as two batches of /v1/labels, interleaved with
+the label job: JSONL with a data-URI a line, and an uploaded archive. A batch counts from its first
+request to its end.
 """
 
 import argparse
@@ -264,8 +265,8 @@ def serving(site: Site) -> Iterator[httpx.Client]:
         process.wait()
 
 
-def label_batch(client: httpx.Client, num: int) -> float:
-    """Returns the seconds from the first request of a batch to its end."""
+def write_requests(num: int) -> bytes:
+    """Returns the JSONL of a batch, one data-URI a line."""
     uris = [
         "data:image/jpeg;base64," + base64.b64encode(picture).decode()
         for picture in photographs(SIZE)
@@ -279,8 +280,14 @@ def label_batch(client: httpx.Client, num: int) -> float:
         }
         for number in range(num)
     )
-    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    file = client.post("/v1/files", files={"file": content}, data={"purpose": "batch"})
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+def label_batch(client: httpx.Client, num: int, filename: str, content: bytes) -> float:
+    """Returns the seconds from the first request of a batch to its end."""
+    purpose = "batch" if filename.endswith(".jsonl") else "images"
+    files = {"file": (filename, content)}
+    file = client.post("/v1/files", files=files, data={"purpose": purpose})
     body = {
         "input_file_id": file.raise_for_status().json()["id"],
         "endpoint": "/v1/labels",
@@ -302,22 +309,26 @@ def label_batch(client: httpx.Client, num: int) -> float:
 def measure_batches(folder: Path, model: str, num: int, rounds: int) -> None:
     images = str(folder / "images" / "*.tar")
     site = Site.build(folder / "batches", model)
-    ratios = []
+    (shard,) = (folder / "images").iterdir()
+    inputs = {"photos.jsonl": write_requests(num), "photos.tar": shard.read_bytes()}
+    ratios = {name: list[float]() for name in inputs}
     with site.worker(), serving(site) as client:
-        label_batch(client, MAX_BATCH)
+        label_batch(client, MAX_BATCH, "first.jsonl", write_requests(MAX_BATCH))
         site.label(images, "first")
         for number in range(rounds):
             by_job = num / seconds(site.label(images, f"labels-{number}"))
-            by_batch = num / label_batch(client, num)
-            ratios.append(by_batch / by_job)
-            print(
-                f"round {number}: label job {by_job:6.1f} images/s, batch {by_batch:6.1f}, "
-                f"ratio {ratios[-1]:.3f}"
-            )
-    print(
-        f"batch: median {statistics.median(ratios):.3f} of a label job ({min(ratios):.3f} to "
-        f"{max(ratios):.3f})"
-    )
+            for name, content in inputs.items():
+                by_batch = num / label_batch(client, num, name, content)
+                ratios[name].append(by_batch / by_job)
+                print(
+                    f"round {number}: label job {by_job:6.1f} images/s, batch of {name} "
+                    f"{by_batch:6.1f}, ratio {ratios[name][-1]:.3f}"
+                )
+    for name, of_rounds in ratios.items():
+        print(
+            f"batch of {name}: median {statistics.median(of_rounds):.3f} of a label job "
+            f"({min(of_rounds):.3f} to {max(of_rounds):.3f})"
+        )
 
 
 def measure_memory(folder: Path, sizes: list[int]) -> None:
@@ -342,7 +353,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="*", default=[5000, 20000])
-    parser.add_argument("--batches", action="store_true", help="measure batches alone")
+    parser.add_argument(
+        "--batches", action="store_true", help="measure batches alone, of at most 5,000 images"
+    )
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peer:
