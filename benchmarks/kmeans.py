@@ -4,6 +4,7 @@
                                 [--iterations 6] [--runs 2]
     python benchmarks/kmeans.py --rows 200000 --clusters 4096 --dimension 768   # acceptance
     python benchmarks/kmeans.py --embeddings DIR --clusters 1024                # real embeddings
+    python benchmarks/kmeans.py --curve OUT.svg [--embeddings DIR]        # objective over time
 
 Every contender runs in a process of its own, reads the rows from one .npy file and does the same
 number of iterations. "mlcd (half)" does half as many, because the time to an objective counts. Time
@@ -85,6 +86,15 @@ seconds = time.perf_counter() - began
 """,
 }
 _REFERENCE: Final = "faiss.Kmeans"
+# rows, clusters, dimension and whether the spectrum is flat
+_SETTINGS: Final = (
+    (20_000, 200, 1280, False),
+    (50_000, 1024, 256, False),
+    (50_000, 1024, 256, True),
+    (100_000, 2048, 768, False),
+)
+_REAL_CLUSTERS: Final = (200, 1000)
+_CURVE_ITERATIONS: Final = (1, 2, 3, 5, 8, 13)
 
 
 def main() -> None:
@@ -103,7 +113,11 @@ def main() -> None:
         "--embeddings", type=Path, help="an embeddings artifact instead of synthetic rows"
     )
     parser.add_argument("--only", nargs="*", choices=list(_CONTENDERS), default=list(_CONTENDERS))
+    parser.add_argument("--curve", type=Path, help="picture of the objective over time, to write")
     options = parser.parse_args()
+    if options.curve is not None:
+        _draw_curves(options)
+        return
     with tempfile.TemporaryDirectory() as folder:
         rows = _rows(options)
         np.save(f"{folder}/rows.npy", rows)
@@ -122,6 +136,54 @@ def main() -> None:
             len(rows) * options.iterations,
             {name: _objective(rows, np.load(f"{folder}/{name}.npy")) for name in measured},
         )
+
+
+def _draw_curves(options: argparse.Namespace) -> None:
+    import matplotlib.pyplot as plt  # which a machine with a GPU may lack
+
+    settings = [
+        argparse.Namespace(
+            rows=num, clusters=clusters, dimension=dimension, flat=is_flat, embeddings=None
+        )
+        for num, clusters, dimension, is_flat in _SETTINGS
+    ]
+    if options.embeddings is not None:
+        settings += [
+            argparse.Namespace(embeddings=options.embeddings, clusters=clusters)
+            for clusters in _REAL_CLUSTERS
+        ]
+    figure, panels = plt.subplots(-(-len(settings) // 2), 2, figsize=(10, 3.2 * len(settings) / 2))
+    for setting, panel in zip(settings, panels.flat, strict=True):
+        with tempfile.TemporaryDirectory() as folder:
+            rows = _rows(setting)
+            np.save(f"{folder}/rows.npy", rows)
+            title = f"{len(rows):,} x {setting.clusters:,} x {rows.shape[1]:,}"
+            title += ", flat" if getattr(setting, "flat", False) else ""
+            title += ", real" if setting.embeddings else ""
+            print(title)
+            for name in _available([name for name in options.only if name != "mlcd (half)"]):
+                points = _measure_curve(name, folder, rows, setting.clusters, options.runs)
+                panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+                print(f"  {name:18}", "  ".join(f"{j:.5f} in {s:.2f} s" for s, j in points))
+        panel.set_title(title, fontsize=9)
+        panel.set_xscale("log")
+        panel.set_xlabel("seconds")
+        panel.set_ylabel("mean cosine")
+    panels.flat[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(options.curve)
+
+
+def _measure_curve(
+    name: str, folder: str, rows: np.ndarray, clusters: int, runs: int
+) -> list[tuple[float, float]]:
+    """Returns the median seconds and the objective for each number of iterations."""
+    points = []
+    for iterations in _CURVE_ITERATIONS:
+        options = argparse.Namespace(clusters=clusters, iterations=iterations)
+        seconds = statistics.median(_train(name, folder, options)[0] for _ in range(runs))
+        points.append((seconds, _objective(rows, np.load(f"{folder}/{name}.npy"))))
+    return points
 
 
 def _rows(options: argparse.Namespace) -> np.ndarray:
