@@ -1,6 +1,6 @@
-# Targets: worker and api serve the starter or exported models and hold no torch; train and gpu are the same with torch,
-# and make models, too; triton-cpu is the bundled Triton server, for development and tests only. What each may install,
-# with hashes, is in deploy/locks (`make lock`).
+# Targets: worker and api serve the starter or exported models and hold no torch; worker-gpu and api-gpu are the same with
+# torch and FAISS for GPUs; train has every command; triton-cpu is the bundled Triton server, for development and tests
+# only. What each may install, with hashes, is in deploy/locks (`make lock`).
 # By digest, so that a build is the same tomorrow; where no registry is reached, give a tag that is at hand.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
@@ -87,16 +87,36 @@ HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["py
 ENTRYPOINT ["python", "/opt/triton/serve.py", "--address", "0.0.0.0"]
 CMD ["/srv/triton"]
 
+FROM packages AS api-gpu-packages
+COPY deploy/locks/api-gpu.txt ./
+RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r api-gpu.txt
+
+# Triton, the language of the kernels, compiles a part of them against Python's headers at their first use, and keeps it
+# where code may be executed: compose mounts /tmp without that right.
+FROM mlcd AS gpu
+USER root
+RUN headers=$(python -c 'import sysconfig as s; print(s.get_path("include"))'); \
+    apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev \
+        $(test -f "$headers/Python.h" || echo libpython3.11-dev) \
+    && rm -rf /var/lib/apt/lists/*
+ENV TRITON_CACHE_DIR=/var/lib/mlcd/kernels
+USER 10001:10001
+
+# For machines with an NVIDIA GPU; without one they work on the CPU.
+FROM gpu AS worker-gpu
+COPY --from=api-gpu-packages /opt/mlcd /opt/mlcd
+COPY --from=project /opt/mlcd /opt/mlcd
+
+FROM worker-gpu AS api-gpu
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-IS", "/opt/ready.py", "8000", "/health/ready"]
+CMD ["serve"]
+
 FROM packages AS train-packages
 COPY deploy/locks/train.txt ./
 RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r train.txt
 
-# torch as its registry has it, which on Linux brings CUDA: one image for machines with a GPU and without. Every command,
-# `mlcd train` and `mlcd export` too.
-FROM mlcd AS train
+# Every command, `mlcd train` and `mlcd export` too, on machines with a GPU and without: torch as its registry has it, which
+# on Linux brings CUDA.
+FROM gpu AS train
 COPY --from=train-packages /opt/mlcd /opt/mlcd
 COPY --from=project /opt/mlcd /opt/mlcd
-
-FROM train AS gpu
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-IS", "/opt/ready.py", "8000", "/health/ready"]
-CMD ["serve"]

@@ -101,6 +101,7 @@ SLICES: Final[Sequence[Slice]] = (
             *("--dimension", "768", "--runs", "1", "--only", "mlcd"),
         ),
     ),
+    Slice("study", ("-m", "benchmarks.study", "--device", "cuda")),
     Slice("faiss-search", ("benchmarks/search.py", "--device", "cuda", "--items", "500000")),
 )
 

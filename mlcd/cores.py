@@ -1,4 +1,4 @@
-"""The part of the machine's CPU that this process may use."""
+"""The part of the machine's CPU and memory that this process may use."""
 
 import math
 import os
@@ -8,6 +8,7 @@ from typing import Final
 
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _CPUINFO: Final = Path("/proc/cpuinfo")
+_NO_LIMIT_BYTES: Final = 2**60  # cgroup v1 writes a higher value for no limit
 _FEATURES: Final = (
     "AVX2",
     "AVX_VNNI",
@@ -45,6 +46,17 @@ def quota_cores(cgroup: Path = _CGROUP) -> float | None:
         return None if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError):
         return None
+
+
+def memory_limit_bytes(cgroup: Path = _CGROUP) -> int | None:
+    """Returns the memory limit of the cgroup in bytes; None without a limit."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = int((cgroup / name).read_text())
+        except (OSError, ValueError):  # "max" is not a number
+            continue
+        return limit if limit < _NO_LIMIT_BYTES else None
+    return None
 
 
 def cpu_features(cpuinfo: Path = _CPUINFO) -> frozenset[str]:

@@ -3,21 +3,34 @@
 import os
 import platform
 import subprocess
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.cores import available_cores, cpu_features, cpuset_cores, quota_cores
+from mlcd.cores import (
+    available_cores,
+    cpu_features,
+    cpuset_cores,
+    memory_limit_bytes,
+    quota_cores,
+)
 from mlcd.encoders import choose_engine
 from mlcd.export.starter.packages import is_installed as starter_installed
 from mlcd.extras import install_command
+from mlcd.machine_parts import PartState, examine_parts
 from mlcd.version import __version__
 
-_ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu", "tritonclient")
+_ENGINES: Final = (
+    "openvino",
+    "torch",
+    "onnxruntime",
+    "faiss-cpu",
+    "faiss-gpu-cuvs",
+    "tritonclient",
+)
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _MEMINFO: Final = Path("/proc/meminfo")
-_CGROUP: Final = Path("/sys/fs/cgroup")
-_NO_LIMIT_BYTES: Final = 2**60  # cgroup v1 writes a higher value for no limit
 _NVIDIA_SMI: Final = (
     "nvidia-smi",
     "--query-gpu=name,memory.total,compute_cap,driver_version",
@@ -31,8 +44,11 @@ _INT8: Final = {
 }
 
 
-def examine() -> dict[str, Any]:
-    """Returns the facts, ready for JSON; None for facts that cannot be determined."""
+def examine(triton: str | None = None) -> dict[str, Any]:
+    """Returns the facts, ready for JSON; None for facts that cannot be determined.
+
+    triton: HOST:PORT of the gRPC of a Triton server to ask.
+    """
     return {
         "mlcd": __version__,
         "python": platform.python_version(),
@@ -57,6 +73,7 @@ def examine() -> dict[str, Any]:
         "gpus": _list_gpus(),
         "choice": _describe_choice(),
         "starter": starter_installed(),
+        "parts": {name: asdict(state) for name, state in examine_parts(triton).items()},
     }
 
 
@@ -92,19 +109,9 @@ def report(facts: dict[str, Any]) -> str:
             "starter",
             "installed" if facts["starter"] else f"not installed: {install_command('starter')}",
         ),
+        *((name, str(PartState(**state))) for name, state in facts["parts"].items()),
     ]
-    return "\n".join(f"{name:<13} {text}" for name, text in rows)
-
-
-def memory_limit_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Returns the memory limit of the cgroup in bytes; None without a limit."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = int((cgroup / name).read_text())
-        except (OSError, ValueError):  # "max" is not a number
-            continue
-        return limit if limit < _NO_LIMIT_BYTES else None
-    return None
+    return "\n".join(f"{name:<14} {text}" for name, text in rows)
 
 
 def _describe_choice() -> dict[str, str]:

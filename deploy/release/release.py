@@ -26,7 +26,7 @@ from mlcd.version import __version__
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXTRAS: Final = "serve,starter"
 TOP_LEVEL: Final = {"mlcd", f"mlcd-{__version__}.dist-info"}
-IMAGES: Final = ("api", "worker", "train")
+IMAGES: Final = ("api", "worker", "api-gpu", "worker-gpu", "train")
 COLORS: Final = ("red", "green", "blue", "yellow", "black", "white")
 
 

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from mlcd.doctor import memory_limit_bytes
+from mlcd.cores import memory_limit_bytes
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

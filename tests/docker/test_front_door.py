@@ -177,8 +177,8 @@ def test_with_a_gpu_it_is_the_same_with_another_image(door, photos):
         door("deploy/compose/gpu.yml", PHOTOS=photos)("config", "--format", "json").stdout
     )["services"]
     assert {name: services[name]["build"]["target"] for name in ("api", "worker")} == {
-        "api": "gpu",
-        "worker": "train",
+        "api": "api-gpu",
+        "worker": "worker-gpu",
     }
     for name in ("api", "worker"):
         (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]

@@ -22,7 +22,10 @@ DENIED = (
     "/tmp",
 )
 MAX_API_BYTES = 1_250_000_000  # 124 MB of them the starter
-PACKAGES = ("torch", "onnx", "openvino", "openvino_telemetry", "redis", "tritonclient", "pip")
+PACKAGES = (
+    *("torch", "triton", "onnx", "sklearn", "openvino", "openvino_telemetry", "redis"),
+    *("tritonclient", "pip"),
+)
 
 
 def inspect(name):
@@ -55,7 +58,37 @@ def test_what_serves_is_small_and_holds_no_torch_no_installer_and_nothing_that_r
     assert image_size(name) <= MAX_API_BYTES
 
 
-@pytest.mark.parametrize("target", ["api", "worker", "train", "gpu", "triton-cpu"])
+def test_what_serves_on_a_gpu_holds_no_trainer_and_says_why_no_gpu_is_used_here(image):
+    name = image("api-gpu")
+    assert packages_in(name) == {"torch", "triton", "openvino", "redis", "tritonclient"}
+    parts = json.loads(docker(*DENIED, "--network", "none", name, "doctor", "--json").stdout)[
+        "parts"
+    ]
+    assert parts["CUDA of torch"]["used"]
+    assert "no NVIDIA driver" in parts["GPU"]["detail"]
+    assert "--gpus all" in parts["GPU"]["remedy"]
+    assert parts["FAISS on GPUs"] == {
+        "used": False,
+        "detail": "FAISS 1.15.1 finds no GPU",
+        "remedy": "see GPU",
+    }
+
+
+@pytest.mark.parametrize("target", ["api-gpu", "train"])
+def test_a_part_of_the_kernels_is_compiled_and_loaded_where_a_container_may_execute(image, target):
+    """Without a driver the loader misses its functions, and nothing else."""
+    script = """
+import triton.backends.nvidia.driver as driver
+from pathlib import Path
+from triton.runtime.build import compile_module_from_src as build
+build(Path(driver.__file__).with_name("driver.c").read_text(), "cuda_utils", include_dirs=driver.include_dirs)
+"""
+    kept = ("--volume", "/var/lib/mlcd", "--entrypoint", "python")
+    error = docker(*DENIED, *kept, image(target), "-c", script, check=False).stderr
+    assert error.splitlines()[-1].endswith("undefined symbol: cuModuleGetFunction"), error
+
+
+@pytest.mark.parametrize("target", ["api", "worker", "api-gpu", "train", "triton-cpu"])
 def test_no_image_runs_as_root(image, target):
     config = inspect(image(target))["Config"]
     assert config["User"] == "10001:10001"
@@ -75,7 +108,7 @@ def test_the_worker_has_the_commands_and_no_server(image):
     assert "Healthcheck" not in config
 
 
-@pytest.mark.parametrize("target", ["api", "gpu"])
+@pytest.mark.parametrize("target", ["api", "api-gpu"])
 def test_it_serves_the_starter_without_a_network_and_tells_when_it_is_ready(image, target):
     started = ("run", "--detach", *DENIED[1:], "--network", "none", "--env", "MLCD_AUTH__MODE=open")
     container = docker(*started, image(target)).stdout.strip()
