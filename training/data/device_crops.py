@@ -205,10 +205,11 @@ class _JpegDecoder:
         for place, image in enumerate(images):
             try:
                 code = self._codec.CodeStream(image.data)
+                size = code.width, code.height  # read from the header only here
             except RuntimeError:
                 continue
             # Only Pillow's header was checked for the limits.
-            if (code.width, code.height) == image.file.size:
+            if size == image.file.size:
                 streams[place] = code
         cuda_stream = 0 if self._stream is None else self._stream.cuda_stream
         decoded = self._decoder.decode(

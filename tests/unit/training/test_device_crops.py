@@ -194,7 +194,7 @@ def test_other_images_have_the_pixels_of_the_cpu(device):
 
 
 def test_hostile_images_are_accepted_and_rejected_as_by_the_cpu(device):
-    cases = (hostile.truncated(10), hostile.flipped(12), plain_images(), other_images())
+    cases = (hostile.truncated(10), hostile.flipped(60), plain_images(), other_images())
     images = {name: data for source in cases for name, data in source}
     ours, cpu = both(images, device)
     assert (ours.usable, ours.rejected) == (cpu.usable, cpu.rejected)
@@ -241,10 +241,23 @@ def test_only_plain_jpegs_within_the_bounds_reach_the_device(stand_in, monkeypat
         assert stand_in.decoded == [data for data in plain.values() if data not in large]
 
 
-def test_a_header_that_differs_from_pillow_s_goes_to_the_cpu(stand_in, monkeypatch):
-    monkeypatch.setattr(
-        StandIn, "CodeStream", lambda self, data: SimpleNamespace(width=16, height=16, data=data)
-    )
+class Unreadable:
+    """A stream whose header nvImageCodec refuses, at the first use."""
+
+    @property
+    def width(self):
+        raise RuntimeError("Failed to get image info")
+
+
+@pytest.mark.parametrize("stream", [SimpleNamespace(width=60, height=49), Unreadable()])
+def test_a_header_that_is_not_pillow_s_goes_to_the_cpu(stand_in, monkeypatch, stream):
+    codec_stream = StandIn.CodeStream
+
+    def open_stream(self, data):
+        found = codec_stream(self, data)
+        return found if found.width == 16 else stream  # that of the check at the start
+
+    monkeypatch.setattr(StandIn, "CodeStream", open_stream)
     images = {"one": hostile.encoded(photograph(60, 50), "JPEG")}
     ours, cpu = both(images, CPU)
     assert ours.num_on_cpu == 1
