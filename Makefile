@@ -236,13 +236,17 @@ bench: $(MODEL_DIR)/model/manifest.json ## every benchmark; each prints ratios a
 gpu: ## on a machine with a GPU: its tests and benchmarks, in slices of at most 9 minutes
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu $(GPU_PYTHON) benchmarks/gpu.py $(GPU_ARGS)
 
-gpu-wheels: setup ## wheels/: what a machine with its own CUDA PyTorch, Python 3.12 and no network lacks
+gpu-wheels: setup ## wheels/, wheels-decode/ (for data.decode=device): what a machine with its own CUDA PyTorch, Python 3.12 and no network lacks
 	@rm -rf wheels
 	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.12 \
 		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform any \
 		-c constraints.txt -r deploy/gpu/requirements.txt -d wheels
 	@$(BIN)/python benchmarks/gpu.py --wheels wheels
-	@echo "there: pip install --no-index --no-deps --target .gpu wheels/*.whl, then make gpu"
+	@rm -rf wheels-decode
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.12 \
+		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -c constraints.txt \
+		nvidia-nvimgcodec-cu13 nvidia-nvjpeg -d wheels-decode
+	@echo "there: pip install --no-index --no-deps --target .gpu wheels*/*.whl, then make gpu"
 
 release: setup $(RELEASE)/.installed ## dist/: wheel, sdist, SBOM and checksums of this commit, checked, and the images; RELEASE_ARGS=--no-images
 	@PATH=$(abspath $(BIN)):$$PATH $(BIN)/python deploy/release/release.py dist --sbom $(RELEASE)/bin/cyclonedx-py $(RELEASE_ARGS)

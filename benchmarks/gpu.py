@@ -70,7 +70,7 @@ def _encode(tower: str) -> tuple[str, ...]:
 
 SLICES: Final[Sequence[Slice]] = (
     Slice("tests", ("-m", "pytest", "-q", "-n0", "-m", "gpu", *gpu_tests())),
-    Slice("train-b32", _train("b32", 1024, 1_000_000)),
+    Slice("train-b32", (*_train("b32", 1024, 1_000_000), "--curve-steps", "200")),
     # With 256 images the activations take 66 GiB by the plan, and three forms hold their state.
     Slice("train-l14", _train("l14", 64, 1_000_000)),
     Slice(
@@ -107,7 +107,8 @@ SLICES: Final[Sequence[Slice]] = (
 
 
 def run(piece: Slice, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Runs a slice, and returns its result with its last lines.
+    """Runs a slice, and returns its result with its last lines, and the figures in its lines of
+    JSON.
 
     At its limit it ends with all processes that it started, which would take the next one's time.
     """
@@ -130,14 +131,21 @@ def run(piece: Slice, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
             process.wait()
         printed.seek(0)
         output = printed.read()
-    if status == "0" and _last_of(output.splitlines()).startswith(_LEFT_OUT):
+    lines = output.splitlines()
+    figures = {}
+    for line in lines:
+        if line.startswith("{"):
+            with suppress(ValueError):  # a dump of something else
+                figures |= json.loads(line)
+    if status == "0" and _last_of(lines).startswith(_LEFT_OUT):
         status = _LEFT_OUT
     return {
         "name": piece.name,
         "command": ["python", *piece.arguments],
         "status": status,
         "seconds": round(time.perf_counter() - began, 1),
-        "output": output.splitlines()[-60:],
+        "output": [line for line in lines if not line.startswith("{")][-60:],
+        "figures": figures,
         **origin(),
     }
 

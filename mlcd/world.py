@@ -3,6 +3,7 @@
 torch is imported only with several processes, or for a tensor.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from mlcd.extras import install_command
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+_log = logging.getLogger(__name__)
 
 _TIMEOUT: Final = timedelta(minutes=30)  # the longest time that one process waits for another
 # Seconds. A failure closes all connections; a process that notices waits this long, so that the
@@ -45,6 +48,13 @@ def torchrun_variable(name: str, default: int) -> int:
 def is_first() -> bool:
     """Tells whether this process has rank 0; only this process prints."""
     return torchrun_variable("RANK", 0) == 0
+
+
+def own_gpu() -> int:
+    """Returns the index of this process's GPU; processes beyond the number of GPUs share them."""
+    import torch
+
+    return torchrun_variable("LOCAL_RANK", 0) % torch.cuda.device_count()
 
 
 def is_of_lost_process(error: RuntimeError) -> bool:
@@ -171,12 +181,32 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
         yield World.current("cuda" if cuda else "cpu")
         return
     if cuda:
-        torch.cuda.set_device(torchrun_variable("LOCAL_RANK", 0))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+        torch.cuda.set_device(own_gpu())
+    dist.init_process_group(_choose_backend(cuda=cuda), timeout=timeout)
     try:
         yield World.current("cuda" if cuda else "cpu")
     finally:
         dist.destroy_process_group()
+
+
+def _choose_backend(*, cuda: bool) -> str:
+    """Returns torch's name of the backend, the same in all processes of a machine."""
+    if not cuda:
+        return "gloo"
+    import torch
+
+    num_processes, num_gpus = torchrun_variable("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    if num_processes <= num_gpus:
+        return "cpu:gloo,cuda:nccl"
+    if torchrun_variable("LOCAL_RANK", 0) == 0:
+        _log.warning(
+            "%d processes share %d GPU%s, which NCCL refuses: sums over processes go through the "
+            "CPU (gloo), which is slow. Start one process for each GPU",
+            num_processes,
+            num_gpus,
+            "s" if num_gpus > 1 else "",
+        )
+    return "cpu:gloo,cuda:gloo"
 
 
 @contextmanager

@@ -116,7 +116,8 @@ def train(
             )
             finished = state.step == config.schedule.steps
             _log_keys(journal, state, batch)
-            journal.throughput.add(sum(len(part.keys) for part in batch.parts), batch.wait_s)
+            num_images = sum(len(part.keys) for part in batch.parts)
+            journal.throughput.add(num_images, batch.wait_s, batch.num_on_cpu)
             if meters is not None and (state.step % config.log_every == 0 or finished):
                 _log(journal, state, meters, processes.world.size)
             if (evaluated := work.evaluate()) is not None:

@@ -13,7 +13,14 @@ import torch.distributed as dist
 
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Unavailable
-from mlcd.world import ReportedElsewhere, World, is_of_lost_process, open_world, torchrun_variable
+from mlcd.world import (
+    ReportedElsewhere,
+    World,
+    is_of_lost_process,
+    open_world,
+    own_gpu,
+    torchrun_variable,
+)
 
 _TIMEOUT: Final = timedelta(minutes=5)  # for collectives and barriers
 _NO_TIMEOUT: Final = timedelta(days=30)
@@ -162,5 +169,5 @@ def open_processes(
             yield Processes(world, torch.device("cuda" if use_cuda else "cpu"), cores)
             return
         control, saving = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
-        own_device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+        own_device = torch.device("cuda", own_gpu()) if use_cuda else torch.device("cpu")
         yield Processes(world, own_device, cores, local_size, local_rank, control, saving)

@@ -52,10 +52,10 @@ _TURNS: Final = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
-_SIDEWAYS: Final = frozenset(_TURNS[orientation] for orientation in (5, 6, 7, 8))
+SIDEWAYS: Final = frozenset(_TURNS[orientation] for orientation in (5, 6, 7, 8))
 # turns that put the right edge (below: the bottom edge) at the start of the new rows (columns)
-_RIGHT_TO_LEFT: Final = frozenset(_TURNS[orientation] for orientation in (2, 3, 6, 7))
-_BOTTOM_TO_TOP: Final = frozenset(_TURNS[orientation] for orientation in (3, 4, 7, 8))
+RIGHT_TO_LEFT: Final = frozenset(_TURNS[orientation] for orientation in (2, 3, 6, 7))
+BOTTOM_TO_TOP: Final = frozenset(_TURNS[orientation] for orientation in (3, 4, 7, 8))
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _decode(
                 )
                 picture, extent = small or (_load(image, opened.data), image.size)
                 # The EXIF of the whole file decides, before conversions drop it.
-                turn = _turn(image) if exif == "apply" else None
+                turn = turn_of(image) if exif == "apply" else None
                 return _upright(picture, extent, image.size, turn)
     except ImageRejected:
         raise
@@ -220,10 +220,10 @@ def _upright(
     turn: Transpose | None,
 ) -> Scaled:
     (width, height), slack = extent, (picture.width - extent[0], picture.height - extent[1])
-    if turn in _SIDEWAYS:
+    if turn in SIDEWAYS:
         width, height, slack, full_size = height, width, slack[::-1], full_size[::-1]
-    x = slack[0] if turn in _RIGHT_TO_LEFT else 0
-    y = slack[1] if turn in _BOTTOM_TO_TOP else 0
+    x = slack[0] if turn in RIGHT_TO_LEFT else 0
+    y = slack[1] if turn in BOTTOM_TO_TOP else 0
     rgb = _to_rgb(picture if turn is None else picture.transpose(turn))
     return Scaled(rgb, (x, y, x + width, y + height), full_size)
 
@@ -294,7 +294,8 @@ def _load(image: Image.Image, data: bytes) -> Image.Image:
     return image
 
 
-def _turn(image: Image.Image) -> Transpose | None:
+def turn_of(image: Image.Image) -> Transpose | None:
+    """Returns the turn that makes a picture upright, by its EXIF."""
     try:
         return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # noqa: BLE001 - a broken EXIF block must not reject the picture

@@ -8,6 +8,7 @@ both decode modes Pillow decides what is an image and what is damaged.
 from typing import Final
 
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from mlcd.errors import ConfigInvalid
 from mlcd.extras import install_command_for
@@ -15,7 +16,12 @@ from mlcd.extras import install_command_for
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
 # the markers of frames; three markers in this range have other uses: DHT, JPG and DAC
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_HUFFMAN: Final = (_BASELINE, _EXTENDED, _PROGRESSIVE)
 _MAX_SEGMENTS: Final = 1024
+_END: Final = b"\xff\xd9"
+# horizontal and vertical sampling of the luma, relative to colors without any: 4:4:4, 4:2:2, 4:2:0,
+# 4:4:0, 4:1:1
+_SAMPLINGS: Final = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
 _WHOLE: Final = 8
 
 
@@ -53,7 +59,7 @@ def decode_shrunk(
     if image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
     eighths = _eighths(min(image.size), shortest)
-    if eighths >= _WHOLE or _frame(data) not in (_BASELINE, _EXTENDED, _PROGRESSIVE):
+    if eighths >= _WHOLE or _frame(data) not in _HUFFMAN:
         return None
     import simplejpeg
 
@@ -70,6 +76,20 @@ def decode_shrunk(
     if pixels.shape != (height, width, 3):
         return None
     return Image.fromarray(pixels), (full_width * eighths / _WHOLE, full_height * eighths / _WHOLE)
+
+
+def is_plain(data: bytes, image: Image.Image) -> bool:
+    """Tells whether any JPEG decoder gives the same picture: YCbCr or gray, coded by Huffman, in a
+    usual sampling, with its end. image: as in `decode_shrunk`.
+    """
+    # a subclass, as of MPO, has several pictures
+    if type(image) is not JpegImageFile or not data.endswith(_END) or _frame(data) not in _HUFFMAN:
+        return False
+    components, samplings = zip(*((id_, (x, y)) for id_, x, y, _ in image.layer), strict=True)
+    if image.mode == "L":
+        return samplings == ((1, 1),)
+    is_ycbcr = components == (1, 2, 3) and image.info.get("adobe_transform") != 0
+    return is_ycbcr and samplings[0] in _SAMPLINGS and set(samplings[1:]) == {(1, 1)}
 
 
 def _eighths(side: int, min_pixels: int) -> int:

@@ -15,8 +15,9 @@ from mlcd import extras
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS = ("mlcd", "service", "training")
-# what is imported only where it is: in PyTorch's CUDA builds, and inside of a Triton server
-NOT_OURS = {"triton", "triton_python_backend_utils"}
+# what is imported only where it is: in PyTorch's CUDA builds, and inside of a Triton server; and a
+# namespace of many distributions, of which the extra train-gpu brings nvImageCodec
+NOT_OURS = {"triton", "triton_python_backend_utils", "nvidia"}
 
 
 @pytest.fixture(scope="module")

@@ -69,6 +69,8 @@ COMMANDS = {
         "mlcd embed photos again --model model",
     ),
     ("train", "tensorboard"): (*CLUSTERED, f"mlcd {TRAIN} telemetry.tensorboard=true"),
+    # without a GPU by the library's decoder for CPUs
+    ("train", "train-gpu"): (*CLUSTERED, f"mlcd {TRAIN} data.decode=device device=cpu"),
     ("serve", "train"): ("mlcd demo --no-serve",),
     ("compiled",): CLUSTERED,
     ("lance",): ("mlcd import v.lance emb --model-name theirs", *AFTER[:2]),
@@ -222,7 +224,7 @@ def rows():
     text = (ROOT / "docs" / "how-to" / "install.md").read_text()
     table = re.findall(r"^\| (\(none\)|`.+?) \| (.+) \|$", text, re.MULTILINE)
     return {
-        extra: words for names, words in table for extra in re.findall(r"`(\w+)`", names) or [""]
+        extra: words for names, words in table for extra in re.findall(r"`([\w-]+)`", names) or [""]
     }
 
 

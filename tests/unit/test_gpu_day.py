@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.gpu import (
@@ -78,10 +79,11 @@ def test_what_is_left_out_is_not_said_to_have_passed():
 
 
 def test_a_result_states_where_it_is_from_and_stands_in_the_table(tmp_path):
-    passed = run(Slice("good", ("-c", "print('12 images/s | x')")))
+    passed = run(Slice("good", ("-c", "print('12 images/s | x'); print('{\"rate\": 12}')")))
     failed = run(Slice("bad", ("-c", "raise SystemExit(3)")))
     stored = json.loads(write(passed, tmp_path / "results").read_text())
     assert stored["output"] == ["12 images/s | x"]
+    assert stored["figures"] == {"rate": 12}
     assert {"device", "torch", "cuda", "commit", "command", "seconds"} <= stored.keys()
     lines = table([passed, failed]).splitlines()
     assert "| good |" in lines[2]
@@ -98,6 +100,36 @@ def test_wheels_that_are_too_large_to_carry_are_refused(tmp_path):
         file.truncate(MAX_WHEEL_BYTES)
     with pytest.raises(SystemExit, match="too large"):
         check_wheels(tmp_path)
+
+
+def test_training_is_measured_with_its_head_its_loader_and_its_losses():
+    sizes = ("--tower", "small", "--batch", "8", "--classes", "500", "--images", "32", "--side")
+    steps = ("--steps", "1", "--runs", "1", "--workers", "1")
+    curves = ("--curve-steps", "3", "--curve-batch", "8")
+    result = run(Slice("train", (*on_cpu("train-b32"), *sizes, "40", *steps, *curves)))
+    assert result["status"] == "0", result["output"]
+    figures, text = result["figures"], "\n".join(result["output"])
+    for form in ("synthetic", "loader", "plain"):
+        rate, share = re.search(
+            rf"^  {form} +([\d.e+-]+) .* ([\d.]+) \([\d.]+ to [\d.]+\) % of the limit$",
+            text,
+            re.MULTILINE,
+        ).groups()
+        assert float(rate) == pytest.approx(figures[form]["images_per_s"], rel=1e-3)
+        assert float(share) == pytest.approx(100 * figures[form]["mfu"], abs=0.06)
+        assert 0 <= figures[form]["data_wait"] < 1
+    flops = 1e9 * (figures["tower_gflops"] + figures["head_gflops"])
+    rate = figures["synthetic"]["mfu"] * figures["matrix_limit_tflops"] * 1e12 / flops
+    assert rate == pytest.approx(figures["synthetic"]["images_per_s"], rel=1e-6)
+    assert 0 < figures["head_share"] < 1
+    assert figures["peak_memory_gib"] > 0.1
+    losses = figures["losses"]
+    assert len(losses["bf16"]) == len(losses["fp32"]) == 3
+    assert losses["bf16"] != losses["fp32"]
+    ratios = np.array(losses["bf16"]) / losses["fp32"]
+    difference = abs(ratios - 1).max()
+    assert figures["largest_relative_difference"] == pytest.approx(difference)
+    assert difference < 0.05
 
 
 @pytest.mark.parametrize("name", ["encode-b32", pytest.param("encode-l14", marks=pytest.mark.slow)])

@@ -23,13 +23,15 @@ class Crops:
 
     views: for each view uint8 [k, 3, S, S]. usable: indices of the k samples in the request.
     rejected: reasons by index of the remaining samples. changed: those of the usable indices whose
-    image differs from the labeled image.
+    image differs from the labeled image. num_on_cpu: number of samples that the device left to the
+    CPU, with data.decode=device.
     """
 
     views: tuple[Tensor, ...]
     usable: tuple[int, ...]
     rejected: dict[int, str]
     changed: tuple[int, ...]
+    num_on_cpu: int = 0
 
 
 class CropReader(Protocol):

@@ -1,6 +1,6 @@
 """The settings of the data: which images and labels a run reads, and how."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -8,6 +8,8 @@ from pydantic_core import PydanticCustomError
 from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.training.section import Section
+
+TrainingDecodeMode = Literal[DecodeMode, "device"]
 
 
 class MixedSource(Section):
@@ -26,8 +28,11 @@ class MixedSource(Section):
 class ReadingConfig(Section):
     """The way images are read."""
 
-    decode: DecodeMode = "exact"
-    """fast: decodes large JPEGs at a fraction of their size, with slightly different pixels."""
+    decode: TrainingDecodeMode = "exact"
+    """fast: decodes large JPEGs at a fraction of their size, with slightly different pixels.
+    device: decodes and crops JPEGs on the GPU in each epoch, by nvImageCodec (extra train-gpu); the
+    CPU decodes the other images, in data.workers threads.
+    """
     memory_gib: Annotated[float, Field(ge=0)] = 4.0
     """The memory in GiB of each process for decoded images. If they fit, each is decoded once, else
     in each epoch. An image counts as 3 (1.75 S)² / A bytes, where S is the side and A the smallest

@@ -18,12 +18,12 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
-from mlcd.images.jpeg import require_simplejpeg
 from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import mask_held_out, split_positions
 from mlcd.training.data.data_config import MixedSource
+from mlcd.training.data.device_crops import require_decoder
 from mlcd.training.data.order import block_shares
 from mlcd.training.data.settings import DatasetSettings
 
@@ -106,8 +106,7 @@ def open_dataset(config: DatasetSettings) -> Dataset:
     images or labels cannot be read, no image has labels, or a label lacks its center; ConfigInvalid
     if a weight of the mixture is too small.
     """
-    if config.data.decode == "fast":
-        require_simplejpeg()
+    require_decoder(config.data.decode)
     sources, tables = config.data.sources, label_tables(config)
     block_shares([source.weight for source in sources])
     joined = [_join(source, table, config) for source, table in zip(sources, tables, strict=True)]

@@ -26,6 +26,7 @@ from mlcd.training.data.decoders import (
     ThreadDecoders,
     block_stop_signals,
 )
+from mlcd.training.data.device_crops import DeviceCrops
 from mlcd.training.data.drawing import draw_columns, label_weights
 from mlcd.training.data.order import locate, part_counts, part_indices, step_shares
 from mlcd.training.data.pictures import CachedPictures, DecodedPictures, Sample, picture_side
@@ -49,7 +50,8 @@ class Batch:
     images: uint8 [b, 3, S, S], one crop of each sample. labels: int64 [b, L], -1 for none.
     positions: int64 [b], in the endless stream of samples. num_skipped: number of further samples,
     which could not be decoded. weights: float32 [b, L], of the labels; None for equal weights.
-    more_views: further crops of the same samples; the smaller local views come last.
+    more_views: further crops of the same samples; the smaller local views come last. num_on_cpu:
+    number of samples that the device left to the CPU, with data.decode=device.
     """
 
     images: Tensor
@@ -59,6 +61,7 @@ class Batch:
     num_skipped: int
     weights: Tensor | None = None
     more_views: tuple[Tensor, ...] = ()
+    num_on_cpu: int = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors that the step computes with, by name."""
@@ -91,12 +94,14 @@ _Part = TypeVar("_Part", bound=StepPart)
 class StepBatches(Generic[_Part]):
     """One process's work in a step.
 
-    parts: micro-batches. wait_s: seconds that the trainer waited for them.
+    parts: micro-batches. wait_s: seconds that the trainer waited for them. num_on_cpu: the sum of
+    the parts'; None without data.decode=device.
     """
 
     step: int
     parts: tuple[_Part, ...]
     wait_s: float
+    num_on_cpu: int | None = None
 
 
 class Loader:
@@ -161,7 +166,9 @@ class Loader:
             parts = future.result()
             wait_s = time.perf_counter() - start
             waiting.extend((step, submit()) for step in islice(steps, 1))
-            yield StepBatches(step, parts, wait_s)
+            on_device = self._config.data.decode == "device"
+            num_on_cpu = sum(part.num_on_cpu for part in parts) if on_device else None
+            yield StepBatches(step, parts, wait_s, num_on_cpu)
 
     def close(self) -> None:
         """Stops the decoding threads and processes."""
@@ -190,6 +197,10 @@ class Loader:
 
     def _open_decoders(self) -> Decoders:
         mode = self._config.data.decode
+        if mode == "device":
+            sources = [part.source for part in self._dataset.parts]
+            device_crops = DeviceCrops(sources, self._augmentation, self._device)
+            return ThreadDecoders(device_crops, self._num_decoders)
         if not self.holds_images and self._config.data.workers != 0:
             locations = [part.source.location for part in self._dataset.parts]
             return ProcessDecoders(locations, mode, self._augmentation, self._num_decoders)
@@ -282,6 +293,7 @@ class Loader:
             num_skipped=len(rejected),
             weights=self._weights(samples, labels, columns),
             more_views=tuple(more_views),
+            num_on_cpu=sum(chunk.num_on_cpu for chunk in chunks),
         )
 
     def _weights(
@@ -302,8 +314,13 @@ class Loader:
         return self._join_rows([torch.from_numpy(label_weights(scores, labels))])
 
     def _join_rows(self, rows: Sequence[Tensor]) -> Tensor:
-        """Concatenates tensors, in pinned memory if the device is a GPU."""
+        """Concatenates tensors; those of the host in pinned memory if the device is a GPU."""
         if self._device.type != "cuda":
+            return torch.cat(list(rows))
+        if rows[0].is_cuda:
+            for part in rows:
+                # Allocated in another stream; may be reused only after this one has copied it.
+                part.record_stream(torch.cuda.current_stream(self._device))
             return torch.cat(list(rows))
         shape = (sum(map(len, rows)), *rows[0].shape[1:])
         return torch.cat(list(rows), out=_allocate_pinned(shape, rows[0].dtype))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mlcd.errors import ImageRejected
-from mlcd.images.decode import Scaled, decode, decode_scaled
+from mlcd.images.decode import OpenedImage, Scaled, decode, decode_scaled
 from mlcd.images.entries import Entry
 from mlcd.images.faults import is_fault
 from mlcd.images.source import Source
@@ -67,7 +67,13 @@ def picture_side(image_size: int, config: AugmentConfig) -> int:
     )
 
 
-def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:
+def shrunk_size(width: int, height: int, side: int) -> tuple[int, int]:
+    """Returns the width and height of a picture that is shrunk to at most about side² pixels."""
+    shrink = min(1.0, side / math.sqrt(width * height))
+    return math.ceil(width * shrink), math.ceil(height * shrink)
+
+
+def open_picture(data: bytes | OpenedImage, side: int, mode: DecodeMode) -> Picture:
     """Decodes a picture, keeping its proportions, and shrinks it to at most about side² pixels.
 
     Raises ImageRejected.
@@ -78,8 +84,7 @@ def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:
         image = decode(data)
         scaled = Scaled(image, (0, 0, *image.size), image.size)
     width, height = scaled.full_size
-    shrink = min(1.0, side / math.sqrt(width * height))
-    size = (math.ceil(width * shrink), math.ceil(height * shrink))
+    size = shrunk_size(width, height, side)
     shrunk = scaled.image.resize(size, Image.Resampling.BICUBIC, box=scaled.region)
     return Picture(np.asarray(shrunk, dtype=np.uint8), width, height)
 

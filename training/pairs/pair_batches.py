@@ -136,7 +136,8 @@ class PairReader:
         self, loader: Iterable[StepBatches[Batch]]
     ) -> Iterator[StepBatches[PairBatch]]:
         for step in loader:
-            yield StepBatches(step.step, tuple(map(self._add_captions, step.parts)), 0.0)
+            parts = tuple(map(self._add_captions, step.parts))
+            yield StepBatches(step.step, parts, 0.0, step.num_on_cpu)
 
     def _add_captions(self, part: Batch) -> PairBatch:
         ids = self._ids(part.labels[:, 0].numpy(), part.positions)

@@ -12,13 +12,13 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.captions import Captions, read_captions
 from mlcd.images.entries import Entries
-from mlcd.images.jpeg import require_simplejpeg
 from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import mask_held_out, split_positions
 from mlcd.randomness import Stream, uniform
 from mlcd.training.data.dataset import Dataset, Part
+from mlcd.training.data.device_crops import require_decoder
 from mlcd.training.pairs.pairs_config import PairsConfig
 
 _log = logging.getLogger(__name__)
@@ -82,8 +82,7 @@ def open_pairs(config: PairsConfig) -> PairSet:
 
     Raises NotFound or InvalidInput if there are none, ConfigInvalid if all are held out.
     """
-    if config.data.decode == "fast":
-        require_simplejpeg()
+    require_decoder(config.data.decode)
     source = open_source(config.data.pairs)
     source.check_not_empty()
     for problem in source.problems:

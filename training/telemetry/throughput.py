@@ -39,18 +39,25 @@ class Throughput:
             peak_tflops,
             device,
         )
+        self._on_cpu: int | None = None
         self._open_window()
 
-    def add(self, num_images: int, wait_s: float) -> None:
-        """Adds a step: this process's number of images, and the seconds that it waited for them."""
+    def add(self, num_images: int, wait_s: float, num_on_cpu: int | None = None) -> None:
+        """Adds a step: this process's number of images, and the seconds that it waited for them.
+
+        num_on_cpu: number of images that the device left to the CPU; None if the CPU decodes all.
+        """
         self._images += num_images
         self._wait_s += wait_s
+        if num_on_cpu is not None:
+            self._on_cpu = (self._on_cpu or 0) + num_on_cpu
 
     def read(self) -> dict[str, float]:
         """Returns the rates, and starts a new window.
 
-        The rates are images_per_s, tflops, mfu (0 to 1), data_wait (share of the time) and
-        peak_memory_gib (see `peak_memory_bytes`). tflops and mfu include recomputation. Call it
+        The rates are images_per_s, tflops, mfu (0 to 1), data_wait (share of the time),
+        peak_memory_gib (see `peak_memory_bytes`) and, where a device decodes, decoded_on_cpu (share
+        of the images). tflops and mfu include recomputation. Call it
         when the device is idle, for example after reading a value from it: on a GPU, work in
         progress counts as done.
         """
@@ -64,11 +71,14 @@ class Throughput:
             "data_wait": self._wait_s / seconds,
             "peak_memory_gib": peak_memory_bytes(self._device) / 2**30,
         }
+        if self._on_cpu is not None:
+            rates["decoded_on_cpu"] = self._on_cpu / max(1, self._images)
         self._open_window()
         return rates
 
     def _open_window(self) -> None:
         self._start, self._images, self._wait_s = time.perf_counter(), 0, 0.0
+        self._on_cpu = None
 
 
 def peak_memory_bytes(device: torch.device) -> int:
