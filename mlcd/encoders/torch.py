@@ -7,7 +7,6 @@ the GPU computes another part.
 """
 
 import threading
-import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch.nn import functional
 
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores, cpu_features
+from mlcd.cuda_graphs import Recordings
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.local_text import LocalTextEncoder, TextPart
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
@@ -36,8 +36,6 @@ from mlcd.types import Embeddings, Fingerprint, ImageBatch, TokenBatch, model_na
 # On an H200, ViT-B/32 computes 1.4 times as many images per second with batches of 256 as of 32.
 CUDA_BATCH: Final = 256
 BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH, 64, 128, CUDA_BATCH)
-# calls before a recording; in them cuBLAS and cuDNN choose their kernels and allocate workspaces
-_WARM_UPS: Final = 3
 
 
 def cuda_available() -> bool:
@@ -231,8 +229,7 @@ class _Slot:
 
 
 class _Graphs:
-    """Computes unit rows with one CUDA graph per bucket, recorded at its first use; falls back to
-    plain calls if recording fails.
+    """Computes unit rows with one CUDA graph per bucket.
 
     Parts alternate between two slots: while the GPU computes one, the host fills the other and a
     second stream copies it.
@@ -246,10 +243,7 @@ class _Graphs:
         self._pixels = torch.zeros_like(self._slots[0].pixels)
         # The current stream zeroes the slots' memory; the copy stream must wait for it.
         self._copies.wait_stream(torch.cuda.current_stream(forward.device))
-        self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        # one memory pool for all graphs, because only one runs at a time
-        self._memory = torch.cuda.graph_pool_handle()
-        self._can_record = True
+        self._recordings = Recordings[int, Tensor](forward.device)
         self._max_part = CUDA_BATCH
 
     def __call__(self, images: ImageBatch) -> Embeddings:
@@ -261,8 +255,7 @@ class _Graphs:
                     raise
             self._max_part //= 2
             torch.cuda.synchronize(self._forward.device)  # waits for copies of the failed part
-            buckets = (bucket for bucket in self._recorded if bucket <= self._max_part)
-            self._recorded = {bucket: self._recorded[bucket] for bucket in buckets}
+            self._recordings.forget(lambda bucket: bucket > self._max_part)
             torch.cuda.empty_cache()
 
     def _encode_in_parts(self, images: ImageBatch) -> Embeddings:
@@ -301,42 +294,7 @@ class _Graphs:
         rows[start : start + num] = slot.unit_rows(num)
 
     def _compute(self, bucket: int) -> Tensor:
-        if self._can_record and bucket not in self._recorded:
-            self._record(bucket)
-        if bucket not in self._recorded:
-            return self._forward(self._pixels[:bucket])
-        graph, rows = self._recorded[bucket]
-        graph.replay()
-        return rows
-
-    def _record(self, bucket: int) -> None:
-        pixels = self._pixels[:bucket]
-        original_stream = torch.cuda.current_stream(self._forward.device)
-        try:
-            side = torch.cuda.Stream(self._forward.device)
-            side.wait_stream(original_stream)
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    self._forward(pixels)
-            torch.cuda.current_stream(self._forward.device).wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # other threads of the service may use CUDA while this one records
-            with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-                rows = self._forward(pixels)
-        except RuntimeError as error:
-            # torch leaves the recording's stream as the current one
-            torch.cuda.set_stream(original_stream)
-            torch.cuda.synchronize(self._forward.device)
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            self._can_record = False
-            warnings.warn(
-                f"running without CUDA graphs, which is slower: {error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        else:
-            self._recorded[bucket] = (graph, rows)
+        return self._recordings.run(bucket, lambda: self._forward(self._pixels[:bucket]))
 
 
 def fold_activations(model: nn.Module) -> None:

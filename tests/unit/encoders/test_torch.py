@@ -158,7 +158,7 @@ def test_a_tower_of_any_kind_is_recorded(options, precision):
     )
     rows = encoder.encode(batch)
     assert (rows * expected).sum(axis=1).min() > 0.999
-    assert sorted(encoder._engine._recorded) == [8]
+    assert sorted(encoder._engine._recordings.keys) == [8]
 
 
 @needs_gpu
@@ -167,7 +167,7 @@ def test_each_bucket_is_recorded_once():
     encoder = opened(device="cuda")
     for num in (3, 4, 3, MAX_BATCH, CUDA_BATCH + 3):
         encoder.encode(images(num))
-    assert sorted(encoder._engine._recorded) == [4, MAX_BATCH, CUDA_BATCH]
+    assert sorted(encoder._engine._recordings.keys) == [4, MAX_BATCH, CUDA_BATCH]
 
 
 @needs_gpu
@@ -190,23 +190,24 @@ def test_parts_in_flight_come_back_in_order_to_every_thread():
 @pytest.mark.gpu
 def test_parts_are_halved_where_memory_does_not_suffice(monkeypatch):
     encoder, batch = opened(device="cuda"), images(CUDA_BATCH + 3)
-    record = encoder._engine._record
+    recordings = encoder._engine._recordings
+    record = recordings._record
 
-    def fail(bucket):
+    def fail(bucket, call):
         if bucket > CUDA_BATCH // 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        record(bucket)
+        record(bucket, call)
 
-    monkeypatch.setattr(encoder._engine, "_record", fail)
+    monkeypatch.setattr(recordings, "_record", fail)
     assert encoder.encode(batch) == pytest.approx(reference(batch), abs=1e-4)
-    assert sorted(encoder._engine._recorded) == [4, CUDA_BATCH // 2]
+    assert sorted(encoder._engine._recordings.keys) == [4, CUDA_BATCH // 2]
 
 
 @needs_gpu
 @pytest.mark.gpu
 def test_graphs_and_plain_calls_agree_and_padding_does_not_leak():
     graphs, plain = opened(device="cuda"), opened(device="cuda")
-    plain._engine._can_record = False
+    plain._engine._recordings._can_record = False
     full = images(CUDA_BATCH)
     graphs.encode(full)  # leaves its pixels in the padding
     assert graphs.encode(full[:3]) == pytest.approx(plain.encode(full[:3]), abs=1e-5)
