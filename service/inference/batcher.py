@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from mlcd.errors import DeadlineExceeded, MlcdError, Overloaded, Unavailable
 from mlcd.service.inference.contract import Row
 from mlcd.service.inference.engine.process import Inference
-from mlcd.service.inference.engine.slots import NUM_SLOTS
+from mlcd.service.inference.engine.slots import MOST_LABELS, NUM_SLOTS
 from mlcd.service.inference.engine.supervised import BatchEngine
+from mlcd.service.inference.engine_labels import EngineLabels, find_requested_labels
 from mlcd.service.inference.fair import FairQueue
 from mlcd.service.telemetry.text_metrics import TowerMetrics
 from mlcd.service.timings import MAX_BATCH_DELAY_S
@@ -33,6 +34,12 @@ class _Waiter:
     future: "asyncio.Future[Row]"
     deadline: float
     enqueued: float
+    labels: EngineLabels | None
+
+    @property
+    def top(self) -> int:
+        """The number of labels that the engine finds for this item."""
+        return 0 if self.labels is None else self.labels.top
 
 
 class MicroBatcher:
@@ -92,10 +99,17 @@ class MicroBatcher:
         future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._waiting.put(
             future if request is None else request,
-            _Waiter(item, future, deadline, time.perf_counter()),
+            _Waiter(item, future, deadline, time.perf_counter(), self._find_request_labels()),
         )
         self._changed.set()
         return await future
+
+    def _find_request_labels(self) -> EngineLabels | None:
+        """Returns the labels that the current request needs, if the engine finds such."""
+        labels = find_requested_labels()
+        if labels is None or labels.centers != self._engine.labels_of or labels.top > MOST_LABELS:
+            return None
+        return labels
 
     async def _run(self) -> None:
         while True:
@@ -154,7 +168,9 @@ class MicroBatcher:
     async def _infer(self, batch: list[_Waiter]) -> None:
         sent = time.perf_counter()
         try:
-            inference = await self._engine.encode([waiter.item for waiter in batch])
+            inference = await self._engine.encode(
+                [waiter.item for waiter in batch], top=max(waiter.top for waiter in batch)
+            )
         except asyncio.CancelledError:
             _fail(batch, Unavailable("the server is stopping"))
             raise
@@ -167,7 +183,9 @@ class MicroBatcher:
         # A batch that was sent ahead also waited at the engine.
         started = time.perf_counter() - min(inference.seconds, at_engine_s)
         self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
-        for waiter, embedding in zip(batch, inference.rows, strict=True):
+        for index, (waiter, embedding) in enumerate(zip(batch, inference.rows, strict=True)):
+            if waiter.labels is not None and inference.label_ids is not None:
+                waiter.labels.add(embedding, inference.label_ids[index])
             if not waiter.future.done():
                 waiter.future.set_result(
                     Row(embedding, started - waiter.enqueued, inference.seconds, started)

@@ -88,7 +88,7 @@ async def label(
             remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true",
         )
     check_top(top, resources)
-    engine_labels = EngineLabels(lookup.centers.digest)
+    engine_labels = EngineLabels(lookup.centers.digest, min(top, len(lookup.centers.vectors)))
     with engine_labels.request() if mode == "exact" else nullcontext():
         queries = await read_queries(request, resources)
     if media_type != JSON and queries.errors:

@@ -22,10 +22,16 @@ from mlcd.types import Embeddings
 
 @dataclass(frozen=True)
 class Inference:
-    """The result of one batch. rows: [N, D]. seconds: time of the computation in the engine."""
+    """The result of one batch.
+
+    rows: [N, D]. seconds: time of the computation in the engine. label_ids: int32 [N, top], the
+    nearest centers of each row, or -1 if the engine left them to the server; None if no labels were
+    requested.
+    """
 
     rows: Embeddings
     seconds: float
+    label_ids: NDArray[np.int32] | None = None
 
 
 class EngineFailed(Unavailable):
@@ -106,11 +112,14 @@ class EngineProcess:
         """The seconds that the current batch has been running; 0 while the engine is idle."""
         return 0.0 if self._started is None else asyncio.get_running_loop().time() - self._started
 
-    async def encode(self, items: Sequence[NDArray[Any]], *, limit_s: float) -> Inference:
+    async def encode(
+        self, items: Sequence[NDArray[Any]], *, limit_s: float, top: int = 0
+    ) -> Inference:
         """Encodes a batch of at most max_batch items with the layout `served.item`.
 
-        limit_s: seconds from the start of the batch after which the process is killed. Raises
-        EngineFailed if the engine raised an error, and Unavailable if the process ended.
+        limit_s: seconds from the start of the batch after which the process is killed. top: labels
+        of each, at most MOST_LABELS. Raises EngineFailed if the engine raised an error, and
+        Unavailable if the process ended.
         """
         slot = await self._free.get()
         if self._reader.done():
@@ -121,13 +130,14 @@ class EngineProcess:
         previous, done = self._latest, loop.create_future()
         self._running[slot] = self._latest = done
         self._started = self._started or loop.time()
-        self._process.send({"slot": slot, "num": len(items)})
+        self._process.send({"slot": slot, "num": len(items), "top": top})
         try:
             if previous is not None:
                 await asyncio.wait([previous])
             async with asyncio.timeout(limit_s):
                 seconds = await done
-            return Inference(self._slots.rows[slot, : len(items)].copy(), seconds)
+            label_ids = self._slots.label_ids[slot, : len(items), :top].copy() if top else None
+            return Inference(self._slots.rows[slot, : len(items)].copy(), seconds, label_ids)
         except TimeoutError:
             self.kill()
             raise Unavailable(

@@ -43,12 +43,18 @@ _OVERDUE_FACTOR: Final = 3
 class BatchEngine(Protocol):
     """The part of an engine that the batcher uses."""
 
+    @property
+    def labels_of(self) -> str | None:
+        """See `mlcd.service.inference.contract.Engine`."""
+        ...
+
     async def wait_up(self) -> None: ...
 
-    async def encode(self, items: Sequence[NDArray[Any]]) -> Inference:
+    async def encode(self, items: Sequence[NDArray[Any]], *, top: int = 0) -> Inference:
         """Encodes at most max_batch items with the layout of the served tower.
 
-        Raises Unavailable as soon as the engine fails or ends.
+        top: labels of each, at most MOST_LABELS and the number of centers. Raises Unavailable as
+        soon as the engine fails or ends.
         """
         ...
 
@@ -60,7 +66,6 @@ class SupervisedEngine:
     """
 
     served: ServedTower
-    labels_of = None
 
     def __init__(
         self,
@@ -111,6 +116,10 @@ class SupervisedEngine:
         return self._up.is_set()
 
     @property
+    def labels_of(self) -> str | None:
+        return None if self._process is None else self._process.served.labels_of
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
@@ -136,13 +145,13 @@ class SupervisedEngine:
     async def wait_up(self) -> None:
         await self._up.wait()
 
-    async def encode(self, items: Sequence[NDArray[Any]]) -> Inference:
+    async def encode(self, items: Sequence[NDArray[Any]], *, top: int = 0) -> Inference:
         process = self._process
         if process is None or not self.up:
             raise down()
         limit_s = max(self._batch_timeout_s, _HANG_FACTOR * self.served.longest_s)
         try:
-            inference = await process.encode(items, limit_s=limit_s)
+            inference = await process.encode(items, limit_s=limit_s, top=top)
         except EngineFailed:
             self._failures += 1
             if self._failures % _MAX_FAILURES == 0:

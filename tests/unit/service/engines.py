@@ -44,7 +44,7 @@ class LocalEngine:
     async def wait_up(self):
         await self._up.wait()
 
-    async def encode(self, images):
+    async def encode(self, images, *, top=0):
         if not self.up:
             raise Unavailable("down")
         self.given += 1

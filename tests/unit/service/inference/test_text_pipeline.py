@@ -22,7 +22,7 @@ class TextEngine(LocalEngine):
 
     served = SimpleNamespace(dimension=3)
 
-    async def encode(self, items):
+    async def encode(self, items, *, top=0):
         if not self.up:
             raise Unavailable("down")
         self.batches.append(len(items))

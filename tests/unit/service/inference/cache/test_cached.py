@@ -27,7 +27,7 @@ class UnitEngine(LocalEngine):
 
     sick = False
 
-    async def encode(self, images):
+    async def encode(self, images, *, top=0):
         inference = await super().encode(images)
         rows = unit_rows(inference.rows + np.array([1, 2, 3]))
         return Inference(np.full_like(rows, np.nan) if self.sick else rows, inference.seconds)
