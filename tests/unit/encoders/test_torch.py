@@ -1,10 +1,12 @@
 """The torch engine beyond the contract: precisions, its CUDA graphs."""
 
 from concurrent.futures import ThreadPoolExecutor
+from shutil import which
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 
 from mlcd.encoders import torch as torch_engine
 from mlcd.encoders.encoder import job_batch
@@ -223,3 +225,85 @@ def test_a_recording_that_fails_falls_back(monkeypatch):
     with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
         rows = opened(device="cuda").encode(images(3))
     assert rows == pytest.approx(reference(images(3)), abs=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "std"), [((SIDE, SIDE), 1.0), ((SIDE, 2 * SIDE), 0.3)])
+def test_patches_of_raw_pixels_are_those_of_normalized_ones(shape, std):
+    model = servable(positions="rope")
+    model.mean, model.std = torch.rand(1, 3, 1, 1), std * torch.rand(1, 3, 1, 1) + 0.1
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 3, *shape), np.uint8))
+    with torch.inference_mode():
+        expected = model.trunk.patch(model.normalize(pixels))
+        rows = model.trunk(model.normalize(pixels))
+        torch_engine.fold_pixels(model)
+        assert torch.allclose(model.trunk.patch(pixels), expected, atol=1e-4)
+        assert torch.allclose(model.trunk(pixels), rows, atol=1e-4)
+
+
+def all_bf16():
+    """A model as `_prepare` makes it on a GPU, and what computes its rows."""
+    model = servable().eval().requires_grad_(requires_grad=False)
+    torch_engine.fold_pixels(model)
+    model.trunk.to(torch.bfloat16)
+    return model, torch_engine._Forward(model, torch.device("cpu"), "bf16")
+
+
+def test_a_tower_in_bf16_that_takes_raw_pixels_is_near_fp32():
+    _, forward = all_bf16()
+    rows = forward(torch.from_numpy(images(9))).numpy()
+    assert (rows * reference(images(9))).sum(axis=1).min() > 0.9995
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        pytest.param(
+            "inductor",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(which("g++") is None, reason="no compiler"),
+            ],
+        ),
+    ],
+)
+def test_compiled_blocks_give_the_same_rows_for_every_batch(backend, monkeypatch):
+    compiled, plain = [], torch.compile
+
+    def count(graph, inputs):
+        compiled.append(graph)
+        return lookup_backend(backend)(graph, inputs)
+
+    monkeypatch.setattr(
+        torch, "compile", lambda block, **options: plain(block, backend=count, **options)
+    )
+    (model, forward), (_, expected) = all_bf16(), all_bf16()
+    torch._dynamo.reset()
+    torch_engine.compile_blocks(model, forward)
+    num_compiled = len(compiled)
+    assert num_compiled == 6  # the last block differs from the others, which share their code
+    for num in (1, 2, 3, 16, 33):
+        batch = torch.from_numpy(images(num))
+        assert (forward(batch) * expected(batch)).sum(dim=1).min() > 0.9999
+    assert len(compiled) == num_compiled
+
+
+@pytest.mark.parametrize("fault", ["no compiler", "other rows"])
+def test_blocks_that_cannot_be_compiled_stay_as_they_are(fault, monkeypatch):
+    class Negated(torch.nn.Module):
+        def __init__(self, block, **_):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x, *rest, **options):
+            if fault == "no compiler":
+                raise RuntimeError("Failed to find C compiler.\nSet CC")
+            return -self.block(x, *rest, **options)
+
+    monkeypatch.setattr(torch, "compile", Negated)
+    (model, forward), (_, expected) = all_bf16(), all_bf16()
+    reason = "Failed to find C compiler.$" if fault == "no compiler" else "the rows change$"
+    with pytest.warns(RuntimeWarning, match=reason):
+        torch_engine.compile_blocks(model, forward)
+    batch = torch.from_numpy(images(3))
+    assert torch.equal(forward(batch), expected(batch))
