@@ -40,6 +40,10 @@ class EngineLabels:
         finally:
             _requested.reset(token)
 
+    def knows(self, embedding: NDArray[np.float32]) -> bool:
+        """Returns whether an engine has looked for the labels of a row [D]."""
+        return embedding.tobytes() in self._labels
+
     def add(
         self,
         embedding: NDArray[np.float32],

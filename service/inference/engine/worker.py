@@ -1,8 +1,8 @@
 """The engine's process, which opens an encoder and encodes batches in shared memory.
 
-The server sends {"descriptor", "options"}, then {"slot", "num", "top"} for every batch, with the
-number of labels. The engine sends {"served"} once, then {"slot", "seconds"} for every batch,
-without seconds if the batch failed.
+The server sends {"descriptor", "options"}, then {"slot", "num", "rows", "top"} for every batch: the
+number of items, of rows to label only, and of labels. The engine sends {"served"} once, then
+{"slot", "seconds"} for every batch, without seconds if the batch failed.
 """
 
 import logging
@@ -88,11 +88,13 @@ def _encode_batches(
 ) -> None:
     for request in server:
         slot, num, top = request["slot"], request["num"], request["top"]
+        total = num + request["rows"]
         started = time.perf_counter()
         try:
-            slots.rows[slot, :num] = encode(slots.items[slot, :num])
-            slots.label_ids[slot, :num, :top] = (
-                labeling.label(slots.rows[slot, :num], top) if labeling and top else -1
+            if num:
+                slots.rows[slot, :num] = encode(slots.items[slot, :num])
+            slots.label_ids[slot, :total, :top] = (
+                labeling.label(slots.rows[slot, :total], top) if labeling and top else -1
             )
         except Exception as error:  # noqa: BLE001 - the server must hear of every error
             # Not the error's text, which may quote clients' data: its type and cause are enough.

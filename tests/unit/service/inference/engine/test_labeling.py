@@ -82,9 +82,9 @@ async def test_requests_of_several_clients_are_answered_from_one_batch(centers, 
         assert engine.labels_of == lookup.centers.digest
         sent, encode = [], engine.encode
 
-        async def watched(items, *, top=0):
-            sent.append((len(items), top))
-            return await encode(items, top=top)
+        async def watched(batch):
+            sent.append((len(batch.items), len(batch.rows), batch.top))
+            return await encode(batch)
 
         engine.encode = watched
         plain = batcher.encode(images[5])
@@ -94,7 +94,7 @@ async def test_requests_of_several_clients_are_answered_from_one_batch(centers, 
             ask(batcher, images[6:8], lookup, 8),
         ]
         _, *answers = await asyncio.gather(plain, *asked)
-        assert sent == [(8, 20)]
+        assert sent == [(8, 0, 20)]
     for (embeddings, found, labels), top, threshold in zip(
         answers, (3, 20, 8), (None, 0.2, None), strict=True
     ):
@@ -114,6 +114,42 @@ async def test_only_labels_of_these_centers_and_no_more_than_fit_are_asked_for(c
         with others.request():
             await batcher.encode(images[0])
         assert not others
+
+
+async def test_rows_without_labels_are_labeled_beside_the_images_of_others(centers, images):
+    """Such as rows of a cache, of texts, or that a client has sent."""
+    lookup = Lookup(Centers.open(centers))
+    rows = open_encoder("hog").encode(images)[1:]
+    async with running(centers) as engine, new_batcher(engine) as batcher:
+        sent, encode = [], engine.encode
+
+        async def watched(batch):
+            sent.append((len(batch.items), len(batch.rows)))
+            return await encode(batch)
+
+        async def label(embeddings, *, deadline_s=10.0):
+            labels = EngineLabels(lookup.centers.digest, 5)
+            with labels.request():
+                deadline = asyncio.get_running_loop().time() + deadline_s
+                await batcher.label(embeddings, deadline=deadline)
+                await batcher.label(embeddings, deadline=deadline)  # nothing is left
+            return lookup.nearest(embeddings, 5, engine_labels=labels), labels.num_used
+
+        engine.encode = watched
+        others = ask(batcher, images[:3], lookup, 8)
+        _, (own, num_used) = await asyncio.gather(others, label(rows[:4]))
+        assert sent == [(3, 4)]
+        await asyncio.gather(label(rows), label(rows[:0]))
+        assert sent[1:] == [(0, 8), (0, 2)]
+        too_many = np.repeat(rows, 11, axis=0)  # for the queue
+        assert (await label(too_many))[1] == 0
+        assert len(sent) == 3
+        os.kill(engine.pid, signal.SIGSTOP)
+        assert (await label(rows, deadline_s=0.3))[1] == 0
+        os.kill(engine.pid, signal.SIGKILL)
+    assert own.ids.tobytes() == lookup.nearest(rows[:4], 5).ids.tobytes()
+    assert own.scores.tobytes() == lookup.nearest(rows[:4], 5).scores.tobytes()
+    assert num_used > 0
 
 
 async def test_an_engine_without_centers_answers_as_before(centers, images):
@@ -206,6 +242,13 @@ async def test_the_answers_over_http_have_the_same_bytes(centers, images, monkey
                     )
                 )
                 assert {answer.status_code for answer in answers} == {200}, answers[0].text
+                rows = open_encoder("hog").encode(images).tolist()
+                for _ in range(2):
+                    sent = [
+                        client.post("/v1/labels", json={"embeddings": rows}),
+                        client.post("/v1/labels", files=[("files", ("x.png", png(images[0])))]),
+                    ]
+                    answers += await asyncio.gather(*sent)
                 bodies.append([answer.content for answer in answers])
                 info = (await client.get("/v1/info")).json()["centers"]["labels_by"]
                 ready = (await client.get("/health/ready")).status_code
@@ -217,3 +260,4 @@ async def test_the_answers_over_http_have_the_same_bytes(centers, images, monkey
         for *_, text in facts
     ]
     assert num_found[0] == 0 < num_found[1]
+    assert num_found[1] > 2 * (NUM_IMAGES + 1)
