@@ -23,10 +23,15 @@ _LEAST_TOP: Final = 8
 _MOST_ROWS: Final = 256  # at once
 # Fewest components of all centers: a core reads these 16 MiB in about 2 ms, in which a GPU scans a
 # batch. Estimated.
-_LEAST_COMPONENTS: Final = 1 << 22
+LEAST_COMPONENTS: Final = 1 << 22
 _BYTES_EACH: Final = 4 + 2  # of a component, in float32 and bfloat16
 _NORM_BYTES: Final = 3 * 8  # of a center
 _WORKING_BYTES: Final = 3 * 2**30  # for a block of centers, products and graphs. Estimated.
+
+
+def has_device() -> bool:
+    """Returns whether this machine has a GPU that can label."""
+    return cuda_available()
 
 
 class DeviceLabels:
@@ -75,9 +80,9 @@ class DeviceLabels:
         return ids.cpu().numpy()
 
     def _check(self, num: int, dimension: int) -> None:
-        if not cuda_available():
+        if not has_device():
             raise Unavailable("the GPU cannot multiply bfloat16")
-        if num * dimension < _LEAST_COMPONENTS:
+        if num * dimension < LEAST_COMPONENTS:
             raise Unavailable(f"{num} centers are few")
         needed = num * (dimension * _BYTES_EACH + _NORM_BYTES) + _WORKING_BYTES
         free, _ = torch.cuda.mem_get_info(self._device)

@@ -30,7 +30,7 @@ def drawn(num, seed=0):
 
 @pytest.fixture(params=DEVICES)
 def device(request, monkeypatch):
-    monkeypatch.setattr(device_labels, "_LEAST_COMPONENTS", 0)
+    monkeypatch.setattr(device_labels, "LEAST_COMPONENTS", 0)
     return request.param
 
 
