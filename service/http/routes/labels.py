@@ -89,17 +89,18 @@ async def label(
         )
     check_top(top, resources)
     engine_labels = EngineLabels(lookup.centers.digest, min(top, len(lookup.centers.vectors)))
-    loop = asyncio.get_running_loop()
-    with engine_labels.request() if mode == "exact" else nullcontext():
+    requested = engine_labels.request if mode == "exact" else nullcontext
+    with requested():
         queries = await read_queries(request, resources)
-        # half of the time is left for a scan in this process
-        half_s = (request.state.deadline - loop.time()) / 2
-        with time_stage("labels"):
-            await resources.dispatcher.label(queries.embeddings, deadline=loop.time() + half_s)
     if media_type != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
+    loop = asyncio.get_running_loop()
+    # half of the time is left for a scan in this process
+    half_time = (loop.time() + request.state.deadline) / 2
     search = partial(_find_labels, lookup, queries, top, threshold, mode, engine_labels)
     with resources.metrics.looking_up(mode), time_stage("labels"):
+        with requested():
+            await resources.dispatcher.label(queries.embeddings, deadline=half_time)
         neighbors, novel = await within_deadline(
             loop.run_in_executor(resources.compute, search), request.state.deadline
         )

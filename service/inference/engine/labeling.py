@@ -1,7 +1,7 @@
 """Labels the rows of an engine's batches with centers that its GPU holds."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,24 +23,31 @@ _log = logging.getLogger("mlcd.service")
 
 
 @dataclass
-class Labeling:
-    """The centers on the device; `device` is None once a scan has failed."""
+class DeviceCenters:
+    """The centers on the device.
+
+    labels: None once a scan has failed.
+    """
 
     centers: Centers
-    device: "DeviceLabels | None"
+    labels: "DeviceLabels | None"
+
+    @property
+    def digest(self) -> str:
+        return self.centers.digest
 
     def label(self, embeddings: Embeddings, top: int) -> NDArray[np.int32]:
         """Returns the nearest centers of unit rows, [N, top]; rows of -1 are left to the server."""
-        if self.device is not None:
+        if self.labels is not None:
             try:
-                return self.device.nearest(self.centers.align(embeddings), top)
+                return self.labels.nearest(self.centers.align(embeddings), top)
             except Exception as error:  # noqa: BLE001 - the embeddings are still good
                 _log.error("labels are found on the CPU from now on: %s", kinds(error))
-                self.device = None
+                self.labels = None
         return np.full((len(embeddings), top), -1, np.int32)
 
 
-def open_labeling(options: EngineOptions, engine: str) -> Labeling | None:
+def open_centers_on_device(options: EngineOptions, engine: str) -> DeviceCenters | None:
     """Puts the centers of the options on the GPU; returns None, and logs why, if the server finds
     labels on the CPU.
 
@@ -58,12 +65,13 @@ def open_labeling(options: EngineOptions, engine: str) -> Labeling | None:
         num, dimension = centers.vectors.shape
         for num_rows in (1, options.max_batch):  # compiles and records what most batches need
             labels.nearest(np.zeros((num_rows, dimension), np.float32), min(_TRIED_TOP, num))
-    except (MlcdError, RuntimeError) as error:  # the server reports damaged centers itself
+    except Exception as error:  # noqa: BLE001 - the server reports damaged centers itself
         reason = error.message if isinstance(error, MlcdError) else kinds(error)
         _log.warning("labels are found on the CPU: %s", reason)
         return None
     _log.info("labels are found on %s: %d centers of %d", options.centers_device, num, dimension)
-    return Labeling(centers, labels)
+    slim = replace(centers, names=None, examples=None, audit_rows=None, clusters=None, paths=None)
+    return DeviceCenters(slim, labels)
 
 
 def _is_on_device(device: str, engine: str) -> bool:

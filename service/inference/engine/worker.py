@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlcd.child import Message, Parent, serve_parent
 from mlcd.service.host.threads import limit_blas
-from mlcd.service.inference.engine.labeling import Labeling, open_labeling
+from mlcd.service.inference.engine.labeling import DeviceCenters, open_centers_on_device
 from mlcd.service.inference.engine.opening import open_images, open_texts
 from mlcd.service.inference.engine.slots import Slots
 from mlcd.service.inference.served import (
@@ -39,9 +39,9 @@ def serve(order: Message, server: Parent) -> None:
     configure_logs(options.log)
     limit_blas(options.encoder.num_threads)
     encode, served = _open_images(options) if options.tower == "images" else _open_texts(options)
-    labeling = open_labeling(options, served.engine)
-    if labeling is not None:
-        served = replace(served, labels_of=labeling.centers.digest)
+    centers = open_centers_on_device(options, served.engine)
+    if centers is not None:
+        served = replace(served, labels_of=centers.digest)
     slots = Slots(
         order["descriptor"],
         max_batch=options.max_batch,
@@ -49,7 +49,7 @@ def serve(order: Message, server: Parent) -> None:
         dimension=served.dimension,
     )
     server.send({"served": served.to_dict()})
-    _encode_batches(encode, labeling, slots, server)
+    _encode_batches(encode, centers, slots, server)
 
 
 def _open_images(options: EngineOptions) -> tuple[_Encode, ServedTower]:
@@ -84,7 +84,7 @@ def _seconds(encode: _Encode, items: NDArray[Any]) -> float:
 
 
 def _encode_batches(
-    encode: _Encode, labeling: Labeling | None, slots: Slots, server: Parent
+    encode: _Encode, centers: DeviceCenters | None, slots: Slots, server: Parent
 ) -> None:
     for request in server:
         slot, num, top = request["slot"], request["num"], request["top"]
@@ -94,7 +94,7 @@ def _encode_batches(
             if num:
                 slots.rows[slot, :num] = encode(slots.items[slot, :num])
             slots.label_ids[slot, :total, :top] = (
-                labeling.label(slots.rows[slot, :total], top) if labeling and top else -1
+                centers.label(slots.rows[slot, :total], top) if centers and top else -1
             )
         except Exception as error:  # noqa: BLE001 - the server must hear of every error
             # Not the error's text, which may quote clients' data: its type and cause are enough.

@@ -17,7 +17,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.clustering.device_labels import DeviceLabels
 from mlcd.encoders import open_encoder
 from mlcd.service.http.app import create_app
-from mlcd.service.inference.engine.labeling import Labeling, open_labeling
+from mlcd.service.inference.engine.labeling import DeviceCenters, open_centers_on_device
 from mlcd.service.inference.engine.slots import MOST_LABELS
 from mlcd.service.inference.engine.supervised import SupervisedEngine
 from mlcd.service.inference.engine_labels import EngineLabels
@@ -180,10 +180,10 @@ def test_a_device_that_fails_leaves_labels_to_the_server(centers, caplog):
         def nearest(self, rows, top):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    labeling = Labeling(Centers.open(centers), Failing())
-    rows = labeling.centers.vectors[:3]
+    centers_on_device = DeviceCenters(Centers.open(centers), Failing())
+    rows = centers_on_device.centers.vectors[:3]
     for _ in range(2):
-        assert (labeling.label(rows, 5) == -1).all()
+        assert (centers_on_device.label(rows, 5) == -1).all()
     assert caplog.text.count("labels are found on the CPU from now on: RuntimeError") == 1
 
 
@@ -199,8 +199,8 @@ def test_the_log_says_where_labels_are_found(centers, device, engine, text, monk
     caplog.set_level(logging.INFO, "mlcd.service")
     for module in ("mlcd.clustering.device_labels", "mlcd.encoders.torch"):
         monkeypatch.setattr(f"{module}.cuda_available", lambda: True)
-    labeling = open_labeling(options(centers, centers_device=device), engine)
-    assert (labeling is not None) == (device == "cpu")
+    opened = open_centers_on_device(options(centers, centers_device=device), engine)
+    assert (opened is not None) == (device == "cpu")
     assert text in caplog.text
     assert bool(caplog.text) == bool(text)
 
@@ -210,7 +210,7 @@ def test_centers_that_the_device_cannot_scan_are_left_to_the_server(centers, mon
         raise RuntimeError("no kernel image is available for execution on the device")
 
     monkeypatch.setattr(DeviceLabels, "nearest", fail)
-    assert open_labeling(options(centers), "torch") is None
+    assert open_centers_on_device(options(centers), "torch") is None
     assert "labels are found on the CPU: RuntimeError" in caplog.text
 
 
