@@ -1,10 +1,11 @@
 """Images per second of the engine torch on one device, alone and with labels for each image.
 
-    python benchmarks/encode_device.py --device cuda [--tower b32|l14] [--batches 1 32 256 1024]
-                                       [--centers 1000000] [--runs 5]
+    python benchmarks/encode_device.py --device cuda [--tower b32|l14] [--centers 1000000]
+                                       [--batches 1 32 256 1024 4096] [--runs 5]
 
 On noise, in this process, interleaved: the engine in fp32 and bf16, with its share of the best rate
-of square matrix products that was measured before; and, at batches of 32 and 256, the engine in
+of square matrix products that was measured before; the fastest of them without compiled blocks, and
+also with the convolution of normalized pixels; and, at batches of 32 and 256, the engine in
 bf16 with the 8 nearest of random centers, as a Triton with them on the GPU finds labels
 (cuda-bf16), and as the server does on the CPU (numpy). The labels of the largest of these batches
 must be the same, or the exit status is 1. Above 256 images, where the engine computes several
@@ -16,9 +17,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ from encode import GIGA, TOWERS, Encode, flops_per_image, random_model, tower_co
 
 from mlcd.clustering.arithmetics import MatmulName
 from mlcd.clustering.nearest import CenterScan
+from mlcd.encoders import torch as engine
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.torch import CUDA_BATCH, TorchEncoder, computes_bf16
 from mlcd.models.servable import Servable
@@ -68,6 +72,13 @@ def main() -> None:
     encoders = {each: open_encoder(model, each, options.device) for each in precisions}
     scans = open_scans(options.centers, config.output_dim, options.device)
     fastest, encode = list(encoders.items())[-1]
+    earlier = {
+        "plain blocks": {"compile_blocks": lambda *_: None},
+        "plain blocks, convolution": {
+            "compile_blocks": lambda *_: None,
+            "fold_pixels": keep_convolution,
+        },
+    }
     one_part = [num for num in options.batches if num <= CUDA_BATCH]
     works = [
         Work(
@@ -78,6 +89,19 @@ def main() -> None:
         )
         for each, encode in encoders.items()
     ]
+    for title, parts in earlier.items():
+        with ExitStack() as stack:
+            for name, replaced in parts.items():
+                stack.enter_context(patch.object(engine, name, replaced))
+            form = open_encoder(model, fastest, options.device)
+        works.append(
+            Work(
+                f"torch-{fastest}, {title}",
+                lambda num, form=form: form(images[:num]),
+                tuple(options.batches),
+                limit[fastest],
+            )
+        )
     labeled = tuple(num for num in options.batches if num in _LABELED)
     works += [
         Work(
@@ -104,7 +128,7 @@ def read_options() -> argparse.Namespace:
     )
     parser.add_argument("--tower", choices=sorted(TOWERS), default="b32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256, 1024])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256, 1024, 4096])
     parser.add_argument("--centers", type=int, default=1_000_000)
     parser.add_argument("--runs", type=int, default=5)
     return parser.parse_args()
@@ -119,6 +143,22 @@ def open_encoder(model: Servable, precision: Precision, device: str) -> Encode:
         precision=precision,
         device=device,
     ).encode
+
+
+class NormalizedPatches(torch.nn.Module):
+    """The patches of normalized pixels by the model's own convolution."""
+
+    def __init__(self, model: Servable) -> None:
+        super().__init__()
+        self.patch, self.normalize = model.trunk.patch, model.normalize
+
+    def forward(self, image_u8: torch.Tensor) -> torch.Tensor:
+        patches: torch.Tensor = self.patch(self.normalize(image_u8).to(self.patch.weight.dtype))
+        return patches
+
+
+def keep_convolution(model: Servable) -> None:
+    model.trunk.register_module("patch", NormalizedPatches(model))
 
 
 def open_scans(num_centers: int, dimension: int, device: str) -> dict[str, CenterScan]:

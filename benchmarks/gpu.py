@@ -86,6 +86,7 @@ SLICES: Final[Sequence[Slice]] = (
     ),
     Slice("encode-b32", _encode("b32")),
     Slice("encode-l14", _encode("l14")),
+    Slice("labels-service", ("benchmarks/labels_service.py", "--device", "cuda", "--runs", "3")),
     Slice(
         "top8-1m",
         (

@@ -49,6 +49,7 @@ def examine(triton: str | None = None) -> dict[str, Any]:
 
     triton: HOST:PORT of the gRPC of a Triton server to ask.
     """
+    choice = _describe_choice()
     return {
         "mlcd": __version__,
         "python": platform.python_version(),
@@ -71,7 +72,8 @@ def examine(triton: str | None = None) -> dict[str, Any]:
             "cgroup_limit_bytes": memory_limit_bytes(),
         },
         "gpus": _list_gpus(),
-        "choice": _describe_choice(),
+        "choice": choice,
+        "labels": _find_labels_device(choice["engine"]),
         "starter": starter_installed(),
         "parts": {name: asdict(state) for name, state in examine_parts(triton).items()},
     }
@@ -105,6 +107,7 @@ def report(facts: dict[str, Any]) -> str:
             "choice",
             f"engine {choice['engine']}, precision {choice['precision']}: {choice['reason']}",
         ),
+        ("labels", f"{facts['labels']} in the service"),
         (
             "starter",
             "installed" if facts["starter"] else f"not installed: {install_command('starter')}",
@@ -121,6 +124,16 @@ def _describe_choice() -> dict[str, str]:
         f"{_describe_bf16(chosen.engine)}"
     )
     return {"engine": chosen.engine, "precision": "fp32", "reason": reason}
+
+
+def _find_labels_device(engine: str) -> str:
+    """Returns where a service with this engine finds exact labels."""
+    if engine == "torch":
+        from mlcd.clustering.device_labels import LEAST_COMPONENTS, has_device
+
+        if has_device():
+            return f"on the GPU, for centers of {LEAST_COMPONENTS:,} components or more that fit"
+    return "on the CPU"
 
 
 def _describe_bf16(engine: str) -> str:

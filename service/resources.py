@@ -38,6 +38,7 @@ from mlcd.service.inference.engine.triton import TritonEngine, open_triton_engin
 from mlcd.service.inference.find_model import (
     check_model_exists,
     estimate_engine_bytes,
+    find_centers,
     find_model,
 )
 from mlcd.service.inference.further_models import FurtherModels, ModelOpener, OpenedModel
@@ -52,7 +53,6 @@ from mlcd.service.inference.model import (
 )
 from mlcd.service.inference.model_data import (
     check_centers,
-    find_centers,
     open_collections,
     open_model_data,
 )

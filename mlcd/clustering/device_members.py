@@ -107,7 +107,8 @@ class DeviceMembers:
 
     def _nearest(self, scan: DeviceScan, exact: "_ExactScan", rows: Tensor) -> Tensor:
         """Returns the nearest center of each row, int64 [N]. Ties go to the lowest id."""
-        ids, unproven = scan.nearest(rows)
+        nearest, unproven = scan.nearest(rows)
+        ids = nearest[:, 0]
         if len(unproven):
             ids[unproven] = torch.from_numpy(exact.nearest(rows[unproven].cpu().numpy())).to(ids)
         return ids

@@ -131,22 +131,30 @@ class DeviceScan:
         torch.cuda.empty_cache()
         return Shortlist.of_none(len(rows_BD), top)
 
-    def nearest(self, rows_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the nearest center of each row of this device, int64 [B], and the indices of the
-        rows for which it is not proven. Needs inference mode.
+    def nearest(self, rows_BD: Tensor, top: int = 1) -> tuple[Tensor, Tensor]:
+        """Returns the `top` nearest centers of each row of this device, int64 [B, top], best first,
+        and the indices of the rows for which they are not proven. Needs inference mode.
         """
-        ids_B = torch.zeros(len(rows_BD), dtype=torch.int64, device=self._device)
+        ids_BL = torch.zeros((len(rows_BD), top), dtype=torch.int64, device=self._device)
         unproven = torch.arange(len(rows_BD), device=self._device)
         for room in self.rooms:
             open_parts = []
             for part in unproven.split(self.batch_rows):
-                ids, _, _, clear = self._shortlist(rows_BD[part], 1, room)
-                ids_B[part] = ids[:, 0]
-                open_parts.append(part[~clear])
+                ids_BL[part], proven = self.propose(rows_BD[part], top, room)
+                open_parts.append(part[~proven])
             unproven = torch.cat(open_parts)
             if not len(unproven):
                 break
-        return ids_B, unproven
+        return ids_BL, unproven
+
+    def propose(self, rows_BD: Tensor, top: int, room: int) -> tuple[Tensor, Tensor]:
+        """Returns the best `top` centers of each row among those that `room` per center of the
+        answer leaves, int64 [B, top], and a mask of the rows for which they are proven.
+
+        Reads nothing back, so that it can be recorded. Needs inference mode.
+        """
+        ids, _, _, clear = self._shortlist(rows_BD, top, room * top)
+        return ids[:, :top], clear
 
     @contextmanager
     def _stream(self) -> Iterator[None]:

@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from mlcd.errors import DeadlineExceeded, MlcdError, Overloaded, Unavailable
 from mlcd.service.inference.contract import Row
-from mlcd.service.inference.engine.process import Inference
-from mlcd.service.inference.engine.slots import NUM_SLOTS
+from mlcd.service.inference.engine.process import EngineBatch, Inference
+from mlcd.service.inference.engine.slots import MOST_LABELS, NUM_SLOTS
 from mlcd.service.inference.engine.supervised import BatchEngine
+from mlcd.service.inference.engine_labels import EngineLabels, find_requested_labels
 from mlcd.service.inference.fair import FairQueue
 from mlcd.service.telemetry.text_metrics import TowerMetrics
 from mlcd.service.timings import MAX_BATCH_DELAY_S
+from mlcd.types import Embeddings
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class _Waiter:
     future: "asyncio.Future[Row]"
     deadline: float
     enqueued: float
+    labels: EngineLabels | None
+    is_row: bool = False
+
+    @property
+    def top(self) -> int:
+        """The number of labels that the engine finds for this item."""
+        return 0 if self.labels is None else self.labels.top
 
 
 class MicroBatcher:
@@ -90,12 +99,40 @@ class MicroBatcher:
                 remedy="try again in a moment",
             )
         future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
-        self._waiting.put(
-            future if request is None else request,
-            _Waiter(item, future, deadline, time.perf_counter()),
-        )
-        self._changed.set()
+        labels = self._find_request_labels()
+        waiter = _Waiter(item, future, deadline, time.perf_counter(), labels)
+        self._put(future if request is None else request, waiter)
         return await future
+
+    async def label(self, embeddings: Embeddings, *, deadline: float) -> None:
+        """See `Dispatcher.label`. Rows wait with the items, and are labeled with their embeddings.
+
+        Does nothing if the queue lacks room for all rows.
+        """
+        labels = self._find_request_labels()
+        if labels is None:
+            return
+        rows = [row for row in embeddings if not labels.knows(row)]
+        if not rows or len(self._waiting) + len(rows) > self._max_queued:
+            return
+        loop, now, request = asyncio.get_running_loop(), time.perf_counter(), object()
+        futures: list[asyncio.Future[Row]] = [loop.create_future() for _ in rows]
+        for row, future in zip(rows, futures, strict=True):
+            self._put(request, _Waiter(row, future, deadline, now, labels, is_row=True))
+        with contextlib.suppress(MlcdError, TimeoutError):  # the server finds these labels itself
+            async with asyncio.timeout_at(deadline):
+                await asyncio.gather(*futures)
+
+    def _put(self, request: object, waiter: _Waiter) -> None:
+        self._waiting.put(request, waiter)
+        self._changed.set()
+
+    def _find_request_labels(self) -> EngineLabels | None:
+        """Returns the labels that the current request needs, if the engine finds such."""
+        labels = find_requested_labels()
+        if labels is None or labels.centers != self._engine.labels_of or labels.top > MOST_LABELS:
+            return None
+        return labels
 
     async def _run(self) -> None:
         while True:
@@ -153,21 +190,34 @@ class MicroBatcher:
 
     async def _infer(self, batch: list[_Waiter]) -> None:
         sent = time.perf_counter()
+        batch.sort(key=lambda waiter: waiter.is_row)
+        sent_batch = EngineBatch(
+            [waiter.item for waiter in batch if not waiter.is_row],
+            [waiter.item for waiter in batch if waiter.is_row],
+            max(waiter.top for waiter in batch),
+        )
         try:
-            inference = await self._engine.encode([waiter.item for waiter in batch])
+            inference = await self._engine.encode(sent_batch)
         except asyncio.CancelledError:
             _fail(batch, Unavailable("the server is stopping"))
             raise
         except MlcdError as error:
             _fail(batch, error)
         else:
-            self._answer(batch, inference, time.perf_counter() - sent)
+            self._answer(batch, len(sent_batch.items), inference, time.perf_counter() - sent)
 
-    def _answer(self, batch: list[_Waiter], inference: Inference, at_engine_s: float) -> None:
+    def _answer(
+        self, batch: list[_Waiter], num_items: int, inference: Inference, at_engine_s: float
+    ) -> None:
         # A batch that was sent ahead also waited at the engine.
         started = time.perf_counter() - min(inference.seconds, at_engine_s)
-        self._metrics.batch(len(batch), inference.seconds, started - batch[0].enqueued)
-        for waiter, embedding in zip(batch, inference.rows, strict=True):
+        if num_items:
+            self._metrics.batch(num_items, inference.seconds, started - batch[0].enqueued)
+        for waiter, embedding, label_ids in zip(
+            batch, inference.rows, inference.label_ids, strict=True
+        ):
+            if waiter.labels is not None:
+                waiter.labels.add(embedding, label_ids)
             if not waiter.future.done():
                 waiter.future.set_result(
                     Row(embedding, started - waiter.enqueued, inference.seconds, started)

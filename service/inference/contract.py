@@ -11,6 +11,7 @@ from mlcd.errors import Unavailable
 from mlcd.service.inference.served import ServedTower
 from mlcd.service.telemetry.request import took
 from mlcd.service.telemetry.text_metrics import TowerMetrics
+from mlcd.types import Embeddings
 
 
 class Engine(Protocol):
@@ -85,6 +86,14 @@ class Dispatcher(Protocol):
 
     def expect_item(self) -> AbstractContextManager[None]:
         """Expects an item within the context, in which it is prepared; it is sent soon after."""
+        ...
+
+    async def label(self, embeddings: Embeddings, *, deadline: float) -> None:
+        """Adds labels of unit rows to those that the current request needs and lacks.
+
+        deadline: by the loop's clock; fewer labels, or none, are added if the engine finds none
+        until then.
+        """
         ...
 
     async def encode(

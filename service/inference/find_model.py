@@ -1,9 +1,11 @@
-"""Finds the model that an engine opens, from the settings."""
+"""Finds the model and the centers that an engine opens, from the settings."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from mlcd.artifacts.copies import fetch_copy
+from mlcd.artifacts.manifest import MANIFEST
 from mlcd.encoders import has_text
 from mlcd.errors import NotFound
 from mlcd.pipelines.resolve import BUILT_IN, resolve_model
@@ -22,6 +24,14 @@ def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: N
     if settings.engine in ("fake", "triton"):
         return settings.model
     return resolve_model(settings.model, announce)
+
+
+def find_centers(settings: Settings, folder: str) -> Path | None:
+    """Returns the path of the centers of `settings`, otherwise of those in the model's folder."""
+    if settings.centers is not None:
+        return fetch_copy(settings.centers)
+    centers = Path(folder) / "centers"
+    return centers if (centers / MANIFEST).is_file() else None
 
 
 def check_model_exists(settings: Settings) -> None:

@@ -23,7 +23,7 @@ from mlcd.clustering.approximate import (
     fewest_probes,
 )
 from mlcd.clustering.members import NOVELTY_QUANTILE
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import CenterScan, as_neighbors
 from mlcd.collections.clusters import MIN_ROWS_FOR_NOVELTY
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
@@ -270,14 +270,12 @@ class Lookup:
     ) -> Neighbors:
         """Returns the engine's labels, and scans for rows without them."""
         has_labels, ids, exact = engine_labels.of(embeddings, rows, self.centers.vectors, top)
-        if min_product is not None:  # compares the scores before they are rounded
-            is_below = exact < min_product
-            ids[is_below], exact[is_below] = -1, -np.inf
-        scores = exact.astype(np.float32)
+        neighbors = as_neighbors(ids, exact, top, min_product)
         if not has_labels.all():
             scanned = self.scan.nearest(rows[~has_labels], top, min_product)
-            ids[~has_labels], scores[~has_labels] = scanned.ids, scanned.scores
-        return Neighbors(ids.astype(np.int32), scores)
+            neighbors.ids[~has_labels] = scanned.ids
+            neighbors.scores[~has_labels] = scanned.scores
+        return neighbors
 
 
 def _choose_audit_rows(

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.copies import fetch_copy
-from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
+from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.collections.places import open_place
 from mlcd.collections.port import CollectionPort, CollectionsPort
 from mlcd.errors import ConfigInvalid, Conflict, NotFound
+from mlcd.service.inference.find_model import find_centers
 from mlcd.service.inference.lookup import Lookup
 from mlcd.service.settings import Settings
 from mlcd.types import Fingerprint
@@ -169,14 +169,6 @@ def _open_centers(
     if strict:
         check_centers(path, centers, fingerprint)
     return artifact, centers
-
-
-def find_centers(settings: Settings, folder: str) -> Path | None:
-    """Returns the path of the centers of `settings`, otherwise of those in the model's folder."""
-    if settings.centers is not None:
-        return fetch_copy(settings.centers)
-    centers = Path(folder) / "centers"
-    return centers if (centers / MANIFEST).is_file() else None
 
 
 def check_centers(path: Path, centers: Centers, fingerprint: Fingerprint) -> None:

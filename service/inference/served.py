@@ -31,7 +31,8 @@ class ItemLayout:
 class EngineOptions:
     """The model and tower that an engine's process opens, and its logging.
 
-    tower: image tower or text tower of the model.
+    tower: image tower or text tower of the model. centers: path of the centers that label its
+    embeddings, on `centers_device` (of torch) if they fit.
     """
 
     spec: str
@@ -39,17 +40,24 @@ class EngineOptions:
     encoder: EncoderOptions = DEFAULTS
     log: Log = Log()  # noqa: RUF009 - frozen
     tower: Tower = "images"
+    centers: str | None = None
+    centers_device: str = "cuda"
 
     @classmethod
     def from_settings(
         cls, settings: "Settings", model: str, *, num_threads: int, tower: Tower = "images"
     ) -> "EngineOptions":
+        """Returns the options. Copies centers at a URL first, which takes a while."""
+        from mlcd.service.inference.find_model import find_centers  # only the server needs it
+
+        centers = find_centers(settings, model) if tower == "images" else None
         return cls(
             model,
             max_batch=settings.max_batch,
             encoder=settings.encoder_options(num_threads),
             log=settings.log,
             tower=tower,
+            centers=None if centers is None else str(centers),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +74,8 @@ class ServedTower:
     """The facts about an encoder that an engine's process has opened.
 
     shortest_s: seconds of one item on a warm engine. longest_s: seconds of the first batch of
-    `max_batch` items; for a slow engine, extrapolated from a smaller batch.
+    `max_batch` items; for a slow engine, extrapolated from a smaller batch. labels_of: digest of
+    the centers with which it labels its embeddings; None without.
     """
 
     name: str
@@ -77,6 +86,7 @@ class ServedTower:
     max_batch: int
     shortest_s: float
     longest_s: float
+    labels_of: str | None = None
 
     @property
     def item(self) -> ItemLayout:

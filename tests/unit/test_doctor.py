@@ -8,6 +8,7 @@ import pytest
 
 import mlcd.cores
 from mlcd import doctor
+from mlcd.clustering import device_labels
 from mlcd.cores import available_cores, cpu_features, memory_limit_bytes, quota_cores
 from mlcd.doctor import examine, report
 from mlcd.encoders.openvino import computes_int8
@@ -49,6 +50,21 @@ def test_nothing_missing_makes_it_fail(tmp_path, monkeypatch):
 def test_gpus_are_those_that_the_driver_lists(monkeypatch):
     monkeypatch.setattr(doctor, "_NVIDIA_SMI", ("echo", "Some GPU, 81559 MiB, 9.0, 570.1"))
     assert examine()["gpus"] == ["Some GPU, 81559 MiB, 9.0, 570.1"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "has_gpu", "text"),
+    [
+        ("openvino", True, "labels        on the CPU in the service"),
+        ("torch", False, "labels        on the CPU in the service"),
+        ("torch", True, "labels        on the GPU, for centers of 4,194,304 components or more"),
+    ],
+)
+def test_where_the_service_finds_labels_is_told(engine, has_gpu, text, monkeypatch):
+    choice = {"engine": engine, "precision": "fp32", "reason": "of the test"}
+    monkeypatch.setattr(doctor, "_describe_choice", lambda: choice)
+    monkeypatch.setattr(device_labels, "has_device", lambda: has_gpu)
+    assert text in report(examine())
 
 
 def test_a_driver_that_hangs_or_fails_is_no_gpu(monkeypatch):

@@ -142,6 +142,21 @@ def test_encoders_are_measured_beside_the_matrix_limit(name):
         assert float(share) == pytest.approx(100 * float(rate) / limit, rel=0.02, abs=0.06)
 
 
+def test_labels_of_the_service_are_measured_beside_its_embeddings():
+    sizes = ("--tower", "tiny", "--centers", "3000", "--dimension", "32", "--images", "96")
+    found = printed(*on_cpu("labels-service"), *sizes, "--batches", "1", "40", "--runs", "1")
+    assert "3000 centers of 32, top 8: labels by the engine" in found
+    rows = re.findall(
+        r"batch +(\d+) embeddings ([\d.]+) .*, labels ([\d.]+) .* add (-?[\d.]+) .* found ([\d.]+)%",
+        found,
+    )
+    assert [(int(num), share) for num, *_, share in rows] == [(1, "100.00"), (40, "100.00")]
+    for _, embedding, labels, added, _ in rows:
+        ratio = float(labels) / float(embedding) - 1
+        assert float(added) == pytest.approx(ratio, abs=0.01 + 0.01 * ratio)
+    assert found.count("images have the bytes of the server's scan: True") == 2
+
+
 def test_the_scan_is_measured_beside_the_matrix_limit():
     sizes = ("--centers", "3000", "--rows", "64", "--dimension", "32", "--runs", "1")
     found = printed(*on_cpu("top8-1m"), *sizes, "--data", "random")

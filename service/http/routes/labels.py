@@ -1,5 +1,6 @@
 """The route that labels images or texts with their nearest centers."""
 
+import asyncio
 from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Final
@@ -87,21 +88,26 @@ async def label(
             remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true",
         )
     check_top(top, resources)
-    engine_labels = EngineLabels(lookup.centers.digest)
-    with engine_labels.request() if mode == "exact" else nullcontext():
+    engine_labels = EngineLabels(lookup.centers.digest, min(top, len(lookup.centers.vectors)))
+    requested = engine_labels.request if mode == "exact" else nullcontext
+    with requested():
         queries = await read_queries(request, resources)
     if media_type != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
-    found = resources.lookups.nearest(
-        lookup,
-        queries.embeddings,
-        top,
-        threshold,
-        mode=mode,
-        are_images=queries.are_images,
-        engine_labels=engine_labels,
-    )
+    # half of the time is left for a scan in this process
+    half_time = (asyncio.get_running_loop().time() + request.state.deadline) / 2
     with resources.metrics.looking_up(mode), time_stage("labels"):
+        with requested():
+            await resources.dispatcher.label(queries.embeddings, deadline=half_time)
+        found = resources.lookups.nearest(
+            lookup,
+            queries.embeddings,
+            top,
+            threshold,
+            mode=mode,
+            are_images=queries.are_images,
+            engine_labels=engine_labels,
+        )
         neighbors, novel = await within_deadline(found, request.state.deadline)
     if mode == "exact":
         num_scanned = len(neighbors.ids) - engine_labels.num_used

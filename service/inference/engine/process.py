@@ -21,11 +21,32 @@ from mlcd.types import Embeddings
 
 
 @dataclass(frozen=True)
+class EngineBatch:
+    """One batch: at most max_batch items and rows together.
+
+    items: to encode, with the layout `ServedTower.item`. rows: embeddings [D] to label only. top:
+    labels of each, at most MOST_LABELS and the number of centers.
+    """
+
+    items: Sequence[NDArray[Any]]
+    rows: Sequence[NDArray[np.float32]] = ()
+    top: int = 0
+
+    def __len__(self) -> int:
+        return len(self.items) + len(self.rows)
+
+
+@dataclass(frozen=True)
 class Inference:
-    """The result of one batch. rows: [N, D]. seconds: time of the computation in the engine."""
+    """The result of one batch, of its items and then of its rows.
+
+    rows: [N, D]. seconds: time of the computation in the engine. label_ids: int32 [N, top], the
+    nearest centers of each row, or -1 if the engine left them to the server.
+    """
 
     rows: Embeddings
     seconds: float
+    label_ids: NDArray[np.int32]
 
 
 class EngineFailed(Unavailable):
@@ -106,8 +127,8 @@ class EngineProcess:
         """The seconds that the current batch has been running; 0 while the engine is idle."""
         return 0.0 if self._started is None else asyncio.get_running_loop().time() - self._started
 
-    async def encode(self, items: Sequence[NDArray[Any]], *, limit_s: float) -> Inference:
-        """Encodes a batch of at most max_batch items with the layout `served.item`.
+    async def encode(self, batch: EngineBatch, *, limit_s: float) -> Inference:
+        """Encodes and labels a batch.
 
         limit_s: seconds from the start of the batch after which the process is killed. Raises
         EngineFailed if the engine raised an error, and Unavailable if the process ended.
@@ -116,18 +137,24 @@ class EngineProcess:
         if self._reader.done():
             self._free.put_nowait(slot)
             raise _end_error()
-        np.stack(items, out=self._slots.items[slot, : len(items)])
+        num, total = len(batch.items), len(batch)
+        if batch.items:
+            np.stack(batch.items, out=self._slots.items[slot, :num])
+        if batch.rows:
+            np.stack(batch.rows, out=self._slots.rows[slot, num:total])
         loop = asyncio.get_running_loop()
         previous, done = self._latest, loop.create_future()
         self._running[slot] = self._latest = done
         self._started = self._started or loop.time()
-        self._process.send({"slot": slot, "num": len(items)})
+        order = {"slot": slot, "num": num, "rows": total - num, "top": batch.top}
+        self._process.send(order)
         try:
             if previous is not None:
                 await asyncio.wait([previous])
             async with asyncio.timeout(limit_s):
                 seconds = await done
-            return Inference(self._slots.rows[slot, : len(items)].copy(), seconds)
+            label_ids = self._slots.label_ids[slot, :total, : batch.top].copy()
+            return Inference(self._slots.rows[slot, :total].copy(), seconds, label_ids)
         except TimeoutError:
             self.kill()
             raise Unavailable(

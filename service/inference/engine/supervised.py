@@ -4,16 +4,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlcd.backoff import Backoff
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
 from mlcd.service.inference.contract import down
 from mlcd.service.inference.engine.process import (
+    EngineBatch,
     EngineFailed,
     EngineProcess,
     Inference,
@@ -43,13 +42,15 @@ _OVERDUE_FACTOR: Final = 3
 class BatchEngine(Protocol):
     """The part of an engine that the batcher uses."""
 
+    @property
+    def labels_of(self) -> str | None:
+        """See `mlcd.service.inference.contract.Engine`."""
+        ...
+
     async def wait_up(self) -> None: ...
 
-    async def encode(self, items: Sequence[NDArray[Any]]) -> Inference:
-        """Encodes at most max_batch items with the layout of the served tower.
-
-        Raises Unavailable as soon as the engine fails or ends.
-        """
+    async def encode(self, batch: EngineBatch) -> Inference:
+        """Encodes and labels a batch. Raises Unavailable as soon as the engine fails or ends."""
         ...
 
 
@@ -60,7 +61,6 @@ class SupervisedEngine:
     """
 
     served: ServedTower
-    labels_of = None
 
     def __init__(
         self,
@@ -111,6 +111,13 @@ class SupervisedEngine:
         return self._up.is_set()
 
     @property
+    def labels_of(self) -> str | None:
+        """See `Engine`; None while the engine is down or overdue."""
+        if self._process is None or not self.up or self.overdue:
+            return None
+        return self._process.served.labels_of
+
+    @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
@@ -136,13 +143,13 @@ class SupervisedEngine:
     async def wait_up(self) -> None:
         await self._up.wait()
 
-    async def encode(self, items: Sequence[NDArray[Any]]) -> Inference:
+    async def encode(self, batch: EngineBatch) -> Inference:
         process = self._process
         if process is None or not self.up:
             raise down()
         limit_s = max(self._batch_timeout_s, _HANG_FACTOR * self.served.longest_s)
         try:
-            inference = await process.encode(items, limit_s=limit_s)
+            inference = await process.encode(batch, limit_s=limit_s)
         except EngineFailed:
             self._failures += 1
             if self._failures % _MAX_FAILURES == 0:

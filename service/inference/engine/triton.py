@@ -25,6 +25,7 @@ from mlcd.service.settings import Settings
 from mlcd.service.telemetry.request import current_request
 from mlcd.service.telemetry.text_metrics import TowerMetrics
 from mlcd.service.timings import TRITON_BACK_S, TRITON_LABELS_S, TRITON_LOAD_S
+from mlcd.types import Embeddings
 
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.labeled_ensemble import LabeledEnsemble
@@ -107,6 +108,9 @@ class Direct:
     def expect_item(self) -> AbstractContextManager[None]:
         """Does nothing: Triton does not wait for expected items."""
         return nullcontext()
+
+    async def label(self, embeddings: Embeddings, *, deadline: float) -> None:
+        """Does nothing: Triton's ensemble labels images only."""
 
     async def encode(
         self, item: NDArray[Any], *, deadline: float = np.inf, request: object | None = None

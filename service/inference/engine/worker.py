@@ -1,12 +1,14 @@
 """The engine's process, which opens an encoder and encodes batches in shared memory.
 
-The server sends {"descriptor", "options"}, then {"slot", "num"} for every batch. The engine sends
-{"served"} once, then {"slot", "seconds"} for every batch, without seconds if the batch failed.
+The server sends {"descriptor", "options"}, then {"slot", "num", "rows", "top"} for every batch: the
+number of items, of rows to label only, and of labels. The engine sends {"served"} once, then
+{"slot", "seconds"} for every batch, without seconds if the batch failed.
 """
 
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from mlcd.child import Message, Parent, serve_parent
 from mlcd.service.host.threads import limit_blas
+from mlcd.service.inference.engine.labeling import DeviceCenters, open_centers_on_device
 from mlcd.service.inference.engine.opening import open_images, open_texts
 from mlcd.service.inference.engine.slots import Slots
 from mlcd.service.inference.served import (
@@ -36,6 +39,9 @@ def serve(order: Message, server: Parent) -> None:
     configure_logs(options.log)
     limit_blas(options.encoder.num_threads)
     encode, served = _open_images(options) if options.tower == "images" else _open_texts(options)
+    centers = open_centers_on_device(options, served.engine)
+    if centers is not None:
+        served = replace(served, labels_of=centers.digest)
     slots = Slots(
         order["descriptor"],
         max_batch=options.max_batch,
@@ -43,7 +49,7 @@ def serve(order: Message, server: Parent) -> None:
         dimension=served.dimension,
     )
     server.send({"served": served.to_dict()})
-    _encode_batches(encode, slots, server)
+    _encode_batches(encode, centers, slots, server)
 
 
 def _open_images(options: EngineOptions) -> tuple[_Encode, ServedTower]:
@@ -77,12 +83,19 @@ def _seconds(encode: _Encode, items: NDArray[Any]) -> float:
     return time.perf_counter() - started
 
 
-def _encode_batches(encode: _Encode, slots: Slots, server: Parent) -> None:
+def _encode_batches(
+    encode: _Encode, centers: DeviceCenters | None, slots: Slots, server: Parent
+) -> None:
     for request in server:
-        slot, num = request["slot"], request["num"]
+        slot, num, top = request["slot"], request["num"], request["top"]
+        total = num + request["rows"]
         started = time.perf_counter()
         try:
-            slots.rows[slot, :num] = encode(slots.items[slot, :num])
+            if num:
+                slots.rows[slot, :num] = encode(slots.items[slot, :num])
+            slots.label_ids[slot, :total, :top] = (
+                centers.label(slots.rows[slot, :total], top) if centers and top else -1
+            )
         except Exception as error:  # noqa: BLE001 - the server must hear of every error
             # Not the error's text, which may quote clients' data: its type and cause are enough.
             _log.error("the engine failed on %d items: %s", num, kinds(error))

@@ -1,10 +1,12 @@
 """The torch engine beyond the contract: precisions, its CUDA graphs."""
 
 from concurrent.futures import ThreadPoolExecutor
+from shutil import which
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.backends.registry import lookup_backend
 
 from mlcd.encoders import torch as torch_engine
 from mlcd.encoders.encoder import job_batch
@@ -158,7 +160,7 @@ def test_a_tower_of_any_kind_is_recorded(options, precision):
     )
     rows = encoder.encode(batch)
     assert (rows * expected).sum(axis=1).min() > 0.999
-    assert sorted(encoder._engine._recorded) == [8]
+    assert sorted(encoder._engine._recordings.keys) == [8]
 
 
 @needs_gpu
@@ -167,7 +169,7 @@ def test_each_bucket_is_recorded_once():
     encoder = opened(device="cuda")
     for num in (3, 4, 3, MAX_BATCH, CUDA_BATCH + 3):
         encoder.encode(images(num))
-    assert sorted(encoder._engine._recorded) == [4, MAX_BATCH, CUDA_BATCH]
+    assert sorted(encoder._engine._recordings.keys) == [4, MAX_BATCH, CUDA_BATCH]
 
 
 @needs_gpu
@@ -190,23 +192,24 @@ def test_parts_in_flight_come_back_in_order_to_every_thread():
 @pytest.mark.gpu
 def test_parts_are_halved_where_memory_does_not_suffice(monkeypatch):
     encoder, batch = opened(device="cuda"), images(CUDA_BATCH + 3)
-    record = encoder._engine._record
+    recordings = encoder._engine._recordings
+    record = recordings._record
 
-    def fail(bucket):
+    def fail(bucket, call):
         if bucket > CUDA_BATCH // 2:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        record(bucket)
+        record(bucket, call)
 
-    monkeypatch.setattr(encoder._engine, "_record", fail)
+    monkeypatch.setattr(recordings, "_record", fail)
     assert encoder.encode(batch) == pytest.approx(reference(batch), abs=1e-4)
-    assert sorted(encoder._engine._recorded) == [4, CUDA_BATCH // 2]
+    assert sorted(encoder._engine._recordings.keys) == [4, CUDA_BATCH // 2]
 
 
 @needs_gpu
 @pytest.mark.gpu
 def test_graphs_and_plain_calls_agree_and_padding_does_not_leak():
     graphs, plain = opened(device="cuda"), opened(device="cuda")
-    plain._engine._can_record = False
+    plain._engine._recordings._can_record = False
     full = images(CUDA_BATCH)
     graphs.encode(full)  # leaves its pixels in the padding
     assert graphs.encode(full[:3]) == pytest.approx(plain.encode(full[:3]), abs=1e-5)
@@ -222,3 +225,85 @@ def test_a_recording_that_fails_falls_back(monkeypatch):
     with pytest.warns(RuntimeWarning, match="without CUDA graphs"):
         rows = opened(device="cuda").encode(images(3))
     assert rows == pytest.approx(reference(images(3)), abs=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "std"), [((SIDE, SIDE), 1.0), ((SIDE, 2 * SIDE), 0.3)])
+def test_patches_of_raw_pixels_are_those_of_normalized_ones(shape, std):
+    model = servable(positions="rope")
+    model.mean, model.std = torch.rand(1, 3, 1, 1), std * torch.rand(1, 3, 1, 1) + 0.1
+    pixels = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (5, 3, *shape), np.uint8))
+    with torch.inference_mode():
+        expected = model.trunk.patch(model.normalize(pixels))
+        rows = model.trunk(model.normalize(pixels))
+        torch_engine.fold_pixels(model)
+        assert torch.allclose(model.trunk.patch(pixels), expected, atol=1e-4)
+        assert torch.allclose(model.trunk(pixels), rows, atol=1e-4)
+
+
+def all_bf16():
+    """A model as `_prepare` makes it on a GPU, and what computes its rows."""
+    model = servable().eval().requires_grad_(requires_grad=False)
+    torch_engine.fold_pixels(model)
+    model.trunk.to(torch.bfloat16)
+    return model, torch_engine._Forward(model, torch.device("cpu"), "bf16")
+
+
+def test_a_tower_in_bf16_that_takes_raw_pixels_is_near_fp32():
+    _, forward = all_bf16()
+    rows = forward(torch.from_numpy(images(9))).numpy()
+    assert (rows * reference(images(9))).sum(axis=1).min() > 0.9995
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",
+        pytest.param(
+            "inductor",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(which("g++") is None, reason="no compiler"),
+            ],
+        ),
+    ],
+)
+def test_compiled_blocks_give_the_same_rows_for_every_batch(backend, monkeypatch):
+    compiled, plain = [], torch.compile
+
+    def count(graph, inputs):
+        compiled.append(graph)
+        return lookup_backend(backend)(graph, inputs)
+
+    monkeypatch.setattr(
+        torch, "compile", lambda block, **options: plain(block, backend=count, **options)
+    )
+    (model, forward), (_, expected) = all_bf16(), all_bf16()
+    torch._dynamo.reset()
+    torch_engine.compile_blocks(model, forward)
+    num_compiled = len(compiled)
+    assert num_compiled == 6  # the last block differs from the others, which share their code
+    for num in (1, 2, 3, 16, 33):
+        batch = torch.from_numpy(images(num))
+        assert (forward(batch) * expected(batch)).sum(dim=1).min() > 0.9999
+    assert len(compiled) == num_compiled
+
+
+@pytest.mark.parametrize("fault", ["no compiler", "other rows"])
+def test_blocks_that_cannot_be_compiled_stay_as_they_are(fault, monkeypatch):
+    class Negated(torch.nn.Module):
+        def __init__(self, block, **_):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x, *rest, **options):
+            if fault == "no compiler":
+                raise RuntimeError("Failed to find C compiler.\nSet CC")
+            return -self.block(x, *rest, **options)
+
+    monkeypatch.setattr(torch, "compile", Negated)
+    (model, forward), (_, expected) = all_bf16(), all_bf16()
+    reason = "Failed to find C compiler.$" if fault == "no compiler" else "the rows change$"
+    with pytest.warns(RuntimeWarning, match=reason):
+        torch_engine.compile_blocks(model, forward)
+    batch = torch.from_numpy(images(3))
+    assert torch.equal(forward(batch), expected(batch))

@@ -27,7 +27,7 @@ def rows():
 
 def found_elsewhere(centers, rows, top=TOP):
     ids, scores, _ = CenterScan(centers.vectors, matmul="numpy").search(centers.align(rows), top)
-    engine_labels = EngineLabels(DIGEST)
+    engine_labels = EngineLabels(DIGEST, top)
     for row, *near in zip(rows, ids, scores, strict=True):
         engine_labels.add(row, *near)
     return engine_labels, ids, scores

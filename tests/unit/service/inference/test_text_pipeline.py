@@ -22,12 +22,13 @@ class TextEngine(LocalEngine):
 
     served = SimpleNamespace(dimension=3)
 
-    async def encode(self, items):
+    async def encode(self, batch):
         if not self.up:
             raise Unavailable("down")
-        self.batches.append(len(items))
+        self.batches.append(len(batch))
         await asyncio.sleep(self.latency_s)
-        return Inference(np.stack([item[:3].astype(np.float32) for item in items]), 0.01)
+        rows = np.stack([item[:3].astype(np.float32) for item in batch.items])
+        return Inference(rows, 0.01, np.zeros((len(rows), 0), np.int32))
 
 
 def ids_of(*texts):

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import io
 import math
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 from PIL import Image
 
 from mlcd.errors import ImageRejected, MlcdError, Overloaded, Unavailable
-from mlcd.service.inference.engine.process import Inference
 from mlcd.types import unit_rows
 from tests.unit.service.cached import cached
 from tests.unit.service.engines import (
@@ -27,10 +27,10 @@ class UnitEngine(LocalEngine):
 
     sick = False
 
-    async def encode(self, images):
-        inference = await super().encode(images)
+    async def encode(self, batch):
+        inference = await super().encode(batch)
         rows = unit_rows(inference.rows + np.array([1, 2, 3]))
-        return Inference(np.full_like(rows, np.nan) if self.sick else rows, inference.seconds)
+        return replace(inference, rows=np.full_like(rows, np.nan) if self.sick else rows)
 
 
 def png(value):

@@ -17,7 +17,7 @@ import pytest
 
 from mlcd.encoders import open_encoder
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
-from mlcd.service.inference.engine.process import EngineFailed
+from mlcd.service.inference.engine.process import EngineBatch, EngineFailed
 from mlcd.service.inference.engine.supervised import SupervisedEngine
 from mlcd.service.inference.served import EngineOptions
 from tests.unit.service.engines import until
@@ -30,7 +30,7 @@ def engine(spec="fake:latency_ms=1", *, batch_timeout_s=10.0, **options):
 
 
 def pictures(num, value=7, side=32):
-    return [np.full((3, side, side), value, np.uint8) for _ in range(num)]
+    return EngineBatch([np.full((3, side, side), value, np.uint8) for _ in range(num)])
 
 
 async def all_of(*calls):
@@ -50,7 +50,7 @@ async def test_rows_are_those_of_the_encoder_itself():
         assert running.served.fingerprint == own.fingerprint
         assert running.served.preprocess == own.preprocess
         parts = await asyncio.gather(
-            *(running.encode(list(images[start : start + 4])) for start in (0, 4, 8))
+            *(running.encode(EngineBatch([*images[start : start + 4]])) for start in (0, 4, 8))
         )
         assert np.array_equal(np.concatenate([part.rows for part in parts]), own.encode(images))
 
