@@ -1,4 +1,4 @@
-"""The part of the machine's CPU that this process may use."""
+"""The part of the machine's CPU that this process may use, and whether it sees a GPU."""
 
 import math
 import os
@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+DEVICES: Final = Path("/dev")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _FEATURES: Final = (
@@ -17,6 +18,11 @@ _FEATURES: Final = (
     "AMX_BF16",
     "AMX_INT8",
 )
+
+
+def has_gpu(devices: Path = DEVICES) -> bool:
+    """Returns whether a GPU's device file is visible, without importing torch."""
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # dxg: Linux on Windows
 
 
 def available_cores() -> int:
