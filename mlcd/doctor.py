@@ -13,7 +13,9 @@ from mlcd.export.starter.packages import is_installed as starter_installed
 from mlcd.extras import install_command
 from mlcd.version import __version__
 
-_ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu", "tritonclient")
+_ENGINES: Final = (
+    *("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu-cuvs", "tritonclient"),
+)
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")

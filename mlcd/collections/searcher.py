@@ -145,7 +145,9 @@ class Searcher:
             unindexed = scan(queries, self.delta, top, allowed_rows=allowed_rows)
             positions = np.where(unindexed.ids >= 0, unindexed.ids + self.num_indexed, -1)
             neighbors = merge_neighbors(neighbors, Neighbors(positions, unindexed.scores), top)
-        return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching)
+        index = None if was_exact else self.generation.tuned.index
+        by: Device = "gpu" if index is not None and index.on_gpu else "cpu"
+        return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching, by)
 
     def nearest_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_]
