@@ -12,6 +12,7 @@ from mlcd.cores import has_gpu
 # Share of the free memory that one copy may take: encoders need the rest.
 _FREE_SHARE: Final = 0.8
 _RETRY_S: Final = 60
+_PATIENCE_S: Final = 1  # that a search waits for the copy before the CPU takes it
 _log = logging.getLogger("mlcd.collections")
 _Copy = TypeVar("_Copy")
 _Result = TypeVar("_Result")
@@ -34,39 +35,50 @@ class GpuCopy(Generic[_Copy]):
     def use(
         self, make: Callable[[], _Copy], num_bytes: int, search: Callable[[_Copy], _Result]
     ) -> _Result | None:
-        """Returns `search(copy)`; None if the CPU has to search, because `num_bytes`, which the
-        copy and its searches take, are not free, the GPU failed, or another thread is copying.
+        """Returns `search(copy)`; None if the CPU has to search, because the copy is not ready,
+        `num_bytes`, which it and its searches take, are not free, or the GPU failed.
         """
+        if (copy := self._copy or self._start(make, num_bytes)) is None:
+            return None
         try:
-            copy = self._copy
-            if copy is None:
-                copy = self._try_to_make(make, num_bytes)
-            return None if copy is None else search(copy)
+            return search(copy)
         except (MemoryError, RuntimeError) as error:  # no memory, or the GPU failed
-            self._give_up(str(error).partition("\n")[0])
+            self._give_up(error)
             return None
 
-    def _try_to_make(self, make: Callable[[], _Copy], num_bytes: int) -> _Copy | None:
-        if time.monotonic() < self._retry_at or not self._making.acquire(blocking=False):
-            return None
+    def _start(self, make: Callable[[], _Copy], num_bytes: int) -> _Copy | None:
+        """Starts to copy, unless another search did; returns the copy if it is ready soon."""
+        if time.monotonic() >= self._retry_at and not self._making.locked():
+            thread = threading.Thread(target=self._make, args=(make, num_bytes), daemon=True)
+            thread.start()
+            thread.join(_PATIENCE_S)
+        return self._copy
+
+    def _make(self, make: Callable[[], _Copy], num_bytes: int) -> None:
+        if not self._making.acquire(blocking=False):
+            return
         try:
-            if self._copy is not None:  # made since it was looked for
-                return self._copy
-            available = int(_FREE_SHARE * free_bytes())
-            if num_bytes > available:
-                self._give_up(f"{num_bytes:,} bytes are needed, {available:,} may be taken")
-                return None
-            self._copy = make()
-            return self._copy
+            if self._copy is None:
+                _check_room(num_bytes)
+                self._copy = make()
+        except (MemoryError, RuntimeError) as error:
+            self._give_up(error)
         finally:
             self._making.release()
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, error: Exception) -> None:
         """Frees the copy, and leaves searches to the CPU for a while; logs the first time."""
         self._copy, self._retry_at = None, time.monotonic() + _RETRY_S
         if not self._warned:
+            reason = str(error).partition("\n")[0]
             _log.warning("%s are searched on the CPU, not on the GPU: %s", self._what, reason)
         self._warned = True
+
+
+def _check_room(num_bytes: int) -> None:
+    available = int(_FREE_SHARE * free_bytes())
+    if num_bytes > available:
+        raise MemoryError(f"{num_bytes:,} bytes are needed, {available:,} may be taken")
 
 
 @cache

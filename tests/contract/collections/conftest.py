@@ -41,6 +41,7 @@ def search_as_on_a_gpu(monkeypatch):
     """Lets torch on the CPU take a GPU's role, also for few items."""
     device_rows = pytest.importorskip("mlcd.indexes.device_rows")
     monkeypatch.setattr(gpu_copy, "find_gpu", lambda: "cpu")
+    monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
     monkeypatch.setattr(gpu_scan, "LEAST_ROWS", 1)
     monkeypatch.setattr(device_rows, "free_bytes", lambda: 1 << 40)
 
@@ -56,6 +57,7 @@ def search_as_on_a_gpu(monkeypatch):
 )
 def place(request, tmp_path, monkeypatch):
     """Returns the place that keeps collections."""
+    monkeypatch.setattr(gpu_copy, "find_gpu", lambda: None)
     if request.param == "gpu":
         search_as_on_a_gpu(monkeypatch)
     if request.param in ("folder", "gpu"):

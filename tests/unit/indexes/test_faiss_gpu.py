@@ -45,6 +45,7 @@ def copies(request, monkeypatch):
             "index_cpu_to_all_gpus": clone,
         }.items():
             monkeypatch.setattr(faiss, name, fake, raising=False)
+    monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", copy, raising=False)
     module._searches_on_gpus.cache_clear()
     yield made

@@ -1,9 +1,9 @@
 """Searches on a GPU against the CPU's scan, with torch on the CPU in its role, and on a real one."""
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +40,7 @@ def all_rows():
 @pytest.fixture(params=["cpu", ON_GPU], autouse=True)
 def device(request, monkeypatch):
     monkeypatch.setattr(gpu_copy, "find_gpu", lambda: request.param)
+    monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
     monkeypatch.setattr(gpu_scan, "LEAST_ROWS", 1000)
     monkeypatch.setattr(device_rows, "_BLOCK_QUERIES", 7)
     monkeypatch.setattr(device_rows, "_BLOCK_SCORES", 7 * 512)
@@ -107,27 +108,22 @@ def test_threads_search_and_add_at_once(search, all_rows):
             assert_same(neighbors, query, all_rows[:num], 3)
 
 
-def test_only_one_thread_copies_and_the_others_do_not_wait():
-    copy, copying, may_end, copies = GpuCopy("rows"), Event(), Event(), []
+def test_the_cpu_searches_while_one_thread_copies(monkeypatch):
+    copy, may_end, copies = GpuCopy("rows"), Event(), []
 
     def make():
-        copying.set()
         may_end.wait(30)
         copies.append("copy")
         return copies[-1]
 
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(copy.use, make, 0, str.upper)
-        assert copying.wait(30)
+    monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 0.01)
+    for _ in range(3):
         assert copy.use(make, 0, str.upper) is None
-        may_end.set()
-        assert first.result() == "COPY"
+    may_end.set()
+    while not copy.exists:
+        time.sleep(0.01)
     assert copy.use(make, 0, str.upper) == "COPY"
-    copy._copy = None
-    copy._making = SimpleNamespace(  # of a thread that looked before the copy was there
-        acquire=lambda **_: setattr(copy, "_copy", "late") or True, release=lambda: None
-    )
-    assert copy.use(make, 0, str.upper) == "LATE"
+    copy._make(make, 0)  # of a search that began before the copy was there
     assert copies == ["copy"]
 
 
