@@ -10,6 +10,7 @@ import pytest
 from mlcd.indexes import gpu_copy
 from mlcd.indexes.tuning import tune
 from mlcd.types import unit_rows
+from tests.faiss_clones import let_clones_be_copies
 
 faiss = pytest.importorskip("faiss")
 module = pytest.importorskip("mlcd.indexes.faiss")
@@ -24,32 +25,16 @@ REAL = pytest.param(
 
 @pytest.fixture(params=["clone", REAL])
 def copies(request, monkeypatch):
-    """The copies made: with "clone" on the CPU."""
-    made = []
-
-    def copy(resources, device, index, options):
-        assert (device, options.use_cuvs) == (0, True)
-        made.append(index)
-        return clone(index) if request.param == "clone" else real(resources, device, index, options)
-
-    class Anything:
-        pass
-
-    clone, real = faiss.clone_index, getattr(faiss, "index_cpu_to_gpu", None)
+    """The indexes that were copied."""
     if request.param == "clone":
-        for name, fake in {
-            "get_num_gpus": lambda: 1,
-            "get_compile_options": lambda: "OPTIMIZE GPU NVIDIA_CUVS ",
-            "GpuClonerOptions": Anything,
-            "StandardGpuResources": Anything,
-            "index_cpu_to_all_gpus": clone,
-        }.items():
-            monkeypatch.setattr(faiss, name, fake, raising=False)
+        return let_clones_be_copies(monkeypatch)
+    copied, copy = [], faiss.index_cpu_to_gpu
+    monkeypatch.setattr(
+        faiss, "index_cpu_to_gpu", lambda *given: copied.append(given[2]) or copy(*given)
+    )
     monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
-    monkeypatch.setattr(faiss, "index_cpu_to_gpu", copy, raising=False)
-    module._searches_on_gpus.cache_clear()
-    yield made
-    module._searches_on_gpus.cache_clear()
+    monkeypatch.setattr(module, "_searches_on_gpus", module._searches_on_gpus.__wrapped__)
+    return copied
 
 
 @pytest.fixture
@@ -108,7 +93,6 @@ def test_a_graph_and_a_faiss_without_cuvs_are_searched_on_the_cpu(index, rows, c
     graph.add(rows)
     assert graph.search(rows[:5], 1).ids[:, 0].tolist() == list(range(5))
     monkeypatch.setattr(faiss, "get_compile_options", lambda: "OPTIMIZE GPU ")
-    module._searches_on_gpus.cache_clear()
     index.search(rows[:5], 1)
     assert copies == []
 
