@@ -10,9 +10,10 @@ many at once, one by one and from 16 threads; the time to make an index; the sta
 filters that leave 1, 10 and 50 %; and memory. The data are synthetic: 24 dimensions, bent into the
 requested ones, with noise. Queries are drawn in the same way.
 
---device: in place of all this, the indexes that a GPU can search, as collections make them,
-searched by faiss on the CPU and on that device (a copy), in turns, without the service's second
-scoring; needs faiss-gpu where it is cuda. Collections themselves search on the CPU.
+--device: in place of all this, the ways in which a collection can search with a GPU, in turns with
+those of the CPU: the exact scan on both, and with faiss the index of cells, tuned to --recall, on
+the CPU; with faiss-gpu-cuvs the same index on the GPU, and CAGRA, which collections do not use. A
+machine without these packages leaves them out and says so.
 """
 
 import argparse
@@ -30,8 +31,8 @@ import numpy as np
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.indexes.index_kind import Kind, training_rows
-from mlcd.indexes.tuning import measure
+from mlcd.indexes.scan import scan
+from mlcd.indexes.tuning import HELD_OUT_QUERIES, Tuned, choose_effort, measure, rescore, tune
 from mlcd.types import Embeddings, Neighbors, unit_rows
 
 TOP: Final = 10
@@ -44,10 +45,8 @@ NUM_QUERIES: Final = 400
 SHARES: Final = (1, 10, 50)
 ADDED_AT_ONCE: Final = 8192
 WRITERS: Final = 16
-# a graph is searched on the CPU only
-ON_DEVICE: Final[tuple[Kind, ...]] = ("flat", "ivf-sq8")
 DEVICE_BATCHES: Final = (1, 64, 1024)
-DEVICE_EFFORTS: Final = (8, 32)  # cells looked into
+CAGRA_EFFORTS: Final = (32, 64, 128, 256, 512)
 
 
 class Surface:
@@ -77,16 +76,35 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="On the disk that is to be measured; default: a temporary one."
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="the indexes of faiss alone")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the searches without the rest")
     options = parser.parse_args()
-    if find_spec("faiss") is None:
-        print("left out: faiss is not installed here (pip install faiss-cpu, or faiss-gpu)")
-        return
     if options.device:
-        show_device(options.device, options.items, options.dimension)
+        if not torch_runs_on(options.device) and not cuvs_runs_on(options.device):
+            print("left out: neither torch nor faiss-gpu-cuvs finds a GPU here")
+            return
+        show_device(options.device, options.items, options.dimension, options.recall)
+        return
+    if find_spec("faiss") is None:
+        print("left out: faiss is not installed here (pip install faiss-cpu)")
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run(Path(folder) / "collection", options.items, options.dimension, options.recall)
+
+
+def torch_runs_on(device: str) -> bool:
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return device == "cpu" or torch.cuda.is_available()
+
+
+def cuvs_runs_on(device: str) -> bool:
+    if device == "cpu" or find_spec("faiss") is None:
+        return False
+    from mlcd.indexes.faiss import _searches_on_gpus
+
+    return _searches_on_gpus()
 
 
 def run(path: Path, num_items: int, dimension: int, recall: float) -> None:
@@ -234,68 +252,102 @@ def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
     return lambda z: index.search(z, TOP, params=params)
 
 
-def show_device(device: str, num_items: int, dimension: int) -> None:
-    """Measures faiss's searches on the CPU and on a device; on "cpu" a copy takes its role."""
-    import faiss
-
-    from mlcd.indexes.faiss import FaissIndex
-
-    if device == "cuda" and getattr(faiss, "get_num_gpus", int)() == 0:
-        print("left out: faiss finds no GPU here (pip install faiss-gpu, in place of faiss-cpu)")
-        return
+def show_device(device: str, num_items: int, dimension: int, recall: float) -> None:
+    """Measures every search of collections that can run here, in turns."""
     data = Surface(dimension)
     starts = range(0, num_items, ADDED_AT_ONCE)
     rows = np.concatenate([data.draw(min(ADDED_AT_ONCE, num_items - start)) for start in starts])
     queries = data.draw(max(DEVICE_BATCHES))
-    truth = faiss.knn(queries, rows, TOP, metric=faiss.METRIC_INNER_PRODUCT)[1]
-    for kind in ON_DEVICE:
-        sample = rows[: training_rows(kind, num_items)]
-        made = FaissIndex.train(kind, sample, num_rows=num_items)
-        made.add(rows)
-        host = made._index  # noqa: SLF001 - the peer is what is inside
-        other = moved(host, device)
-        for effort in DEVICE_EFFORTS if kind == "ivf-sq8" else (0,):
-            for index in (host, other) if effort else ():
-                index.nprobe = effort
-            compare_devices(
-                f"{kind}, {effort} cells" if effort else kind, host, other, queries, truth
-            )
+    truth = scan(queries, rows, TOP)
+    arms = {"cpu scan": partial(scan, rows=rows, top=TOP), **device_arms(rows, device, recall)}
+    for name, search in arms.items():
+        recalled = measure(search(queries), truth, recall, num_items).measured
+        print(f"{name}: recall@{TOP} {recalled:.4f}", flush=True)
+    for num in DEVICE_BATCHES:
+        taken: dict[str, list[float]] = {arm: [] for arm in arms}
+        for _ in range(ROUNDS):
+            for arm, search in arms.items():
+                taken[arm].append(seconds(partial(search, queries[:num])))
+        for arm, times in taken.items():
+            print(f"{num} at once, {arm}: {num / statistics.median(times):,.0f} queries/s", end="")
+            for peer in ("cpu scan", "cpu index"):
+                if arm != peer and peer in arms:
+                    ratios = [a / b for a, b in zip(taken[peer], times, strict=True)]
+                    median = statistics.median(ratios)
+                    print(f", {median:.2f} times the {peer}'s ({spread(ratios)})", end="")
+            print(flush=True)
 
 
-def moved(index: Any, device: str) -> Any:
+def device_arms(
+    rows: Embeddings, device: str, recall: float
+) -> dict[str, Callable[[Embeddings], Neighbors]]:
+    """Returns the searches beside the CPU's scan by name; prints what is left out."""
+    arms: dict[str, Callable[[Embeddings], Neighbors]] = {}
+    if torch_runs_on(device):
+        from mlcd.indexes.device_rows import DeviceRows
+
+        arms["gpu scan"] = partial(
+            DeviceRows(rows, device).search, top=TOP, added=rows[:0], allowed=None
+        )
+    else:
+        print("left out, as torch finds no GPU: gpu scan")
+    if find_spec("faiss") is None:
+        print("left out, as faiss is not installed: cpu index, gpu index, gpu cagra")
+        return arms
+    tuned = tune(rows, recall, kind="ivf-sq8")
+    if tuned.index is None:
+        print(f"left out, as no effort reaches a recall of {recall}: cpu index, gpu index")
+    else:
+        host = tuned.index._index  # type: ignore[attr-defined]  # noqa: SLF001 - the CPU's
+        arms["cpu index"] = partial(search_cells, host, rows, tuned)
+    if not cuvs_runs_on(device):
+        print("left out, as they need a GPU and faiss-gpu-cuvs: gpu index, gpu cagra")
+        return arms
+    from mlcd.indexes.faiss import _GpuCells
+
+    if tuned.index is not None:
+        arms["gpu index"] = partial(search_cells, _GpuCells(host), rows, tuned)
+    return arms | graph_arm(rows, recall)
+
+
+def search_cells(index: Any, rows: Embeddings, tuned: Tuned, queries: Embeddings) -> Neighbors:
+    """Searches as a collection does, with the candidates scored again on the CPU."""
+    params = tuned.index._parameters({}, tuned.effort)  # type: ignore[attr-defined]  # noqa: SLF001
+    scores, ids = index.search(queries, TOP * tuned.widening, params=params)
+    return rescore(queries, rows, Neighbors(ids, scores), TOP)
+
+
+def graph_arm(rows: Embeddings, recall: float) -> dict[str, Callable[[Embeddings], Neighbors]]:
+    """Returns CAGRA's search with the least effort that passes the audit on held-out rows."""
     import faiss
 
-    if device == "cpu":
-        return faiss.clone_index(index)
-    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+    def make(indexed: Embeddings) -> Callable[[Embeddings, int], Neighbors]:
+        resources = faiss.StandardGpuResources()
+        index = faiss.GpuIndexCagra(resources, rows.shape[1], faiss.METRIC_INNER_PRODUCT)
+        print(f"gpu cagra: made in {seconds(lambda: index.train(indexed)):.0f} s", flush=True)
 
+        def search(queries: Embeddings, effort: int) -> Neighbors:
+            params = faiss.SearchParametersCagra()
+            params.itopk_size = effort
+            scores, ids = index.search(queries, TOP, params=params)
+            return rescore(queries, indexed, Neighbors(ids, scores), TOP)
 
-def compare_devices(name: str, host: Any, other: Any, queries: Embeddings, truth: Any) -> None:
-    found = {
-        arm: index.search(queries, TOP)[1] for arm, index in (("cpu", host), ("device", other))
-    }
-    recall = {
-        arm: np.mean([len(np.intersect1d(a, b)) for a, b in zip(ids, truth, strict=True)]) / TOP
-        for arm, ids in found.items()
-    }
-    same = float((found["cpu"] == found["device"]).mean())
-    print(
-        f"{name}: recall@{TOP} cpu {recall['cpu']:.4f}, device {recall['device']:.4f}; "
-        f"{same:.2%} of the ids are the same"
+        return search
+
+    held_out, indexed = rows[-HELD_OUT_QUERIES:], rows[:-HELD_OUT_QUERIES]
+    search = make(indexed)
+    choice = choose_effort(
+        lambda part, effort: search(held_out[part], effort),
+        scan(held_out, indexed, TOP),
+        recall,
+        len(indexed),
+        efforts=CAGRA_EFFORTS,
     )
-    for num in DEVICE_BATCHES:
-        taken: dict[str, list[float]] = {"cpu": [], "device": []}
-        for _ in range(ROUNDS):
-            for arm, index in (("cpu", host), ("device", other)):
-                taken[arm].append(seconds(partial(index.search, queries[:num], TOP)))
-        rates = {arm: num / statistics.median(times) for arm, times in taken.items()}
-        ratios = [a / b for a, b in zip(taken["cpu"], taken["device"], strict=True)]
-        print(
-            f"{name}, {num} at once: cpu {rates['cpu']:,.0f} queries/s, device "
-            f"{rates['device']:,.0f} queries/s, {statistics.median(ratios):.2f}x the CPU's "
-            f"({spread(ratios)})",
-            flush=True,
-        )
+    if choice is None:
+        print(f"left out, as no effort reaches a recall of {recall}: gpu cagra")
+        return {}
+    print(f"gpu cagra: itopk_size {choice[0]}, {choice[1]}")
+    return {"gpu cagra": partial(make(rows), effort=choice[0])}
 
 
 def in_threads(work: Callable[[int], None]) -> None:

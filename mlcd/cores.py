@@ -1,4 +1,4 @@
-"""The part of the machine's CPU and memory that this process may use."""
+"""The part of the machine's CPU and memory that this process may use, and whether it sees a GPU."""
 
 import math
 import os
@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+DEVICES: Final = Path("/dev")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NO_LIMIT_BYTES: Final = 2**60  # cgroup v1 writes a higher value for no limit
@@ -18,6 +19,11 @@ _FEATURES: Final = (
     "AMX_BF16",
     "AMX_INT8",
 )
+
+
+def has_gpu(devices: Path = DEVICES) -> bool:
+    """Returns whether a GPU's device file is visible, without importing torch."""
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # dxg: Linux on Windows
 
 
 def available_cores() -> int:

@@ -8,7 +8,7 @@ index.faiss    only with enough rows for an index
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid
+from mlcd.indexes.gpu_scan import GpuScan
 from mlcd.indexes.tuning import Recall, Tuned, tune, widening_of
 from mlcd.types import Embeddings, Fingerprint
 
@@ -33,13 +34,15 @@ _NUMBERED: Final = re.compile(r"[0-9]{8}")
 class Generation:
     """One generation of the index.
 
-    rows: int64 [N]. vectors: float32 [N, D]. tuned: the index, whose ids are positions.
+    rows: int64 [N]. vectors: float32 [N, D]. tuned: the index, whose ids are positions. gpu: the
+    copy of the vectors on a GPU.
     """
 
     number: int
     rows: NDArray[np.int64]
     vectors: Embeddings
     tuned: Tuned
+    gpu: GpuScan = field(default_factory=GpuScan, compare=False)
 
 
 def empty_generation(dimension: int) -> Generation:

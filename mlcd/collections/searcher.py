@@ -9,7 +9,7 @@ Shapes: Q queries, P positions, D dimension.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,18 +31,22 @@ _SCAN_AT_MOST: Final = 2000
 # take a quarter of the bytes.
 _GATHERED_AT_MOST: Final = 20_000
 
+Device = Literal["cpu", "gpu"]
+
 
 @dataclass(frozen=True)
 class SearchAnswer:
     """The results of a search.
 
     matches: matches of each query, most similar first. exact: whether all items that pass the
-    filter were compared. matching: number of items that pass the filter.
+    filter were compared. matching: number of items that pass the filter. by: what compared them;
+    `cpu` includes databases.
     """
 
     matches: list[list[FoundItem]]
     exact: bool
     matching: int
+    by: Device = "cpu"
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,9 @@ class Searcher:
         if top == 0 or not len(queries):
             return SearchAnswer([[] for _ in queries], True, matching)
         all_match = matching == self.num_positions
+        mask = None if all_match else allowed
+        if (neighbors := self._search_gpu(queries, top, self.delta, mask)) is not None:
+            return SearchAnswer(self._matches(neighbors, threshold), True, matching, "gpu")
         neighbors, was_exact = self._search_indexed(
             queries, top, None if all_match else allowed[: self.num_indexed], exact=exact
         )
@@ -138,13 +145,28 @@ class Searcher:
             unindexed = scan(queries, self.delta, top, allowed_rows=allowed_rows)
             positions = np.where(unindexed.ids >= 0, unindexed.ids + self.num_indexed, -1)
             neighbors = merge_neighbors(neighbors, Neighbors(positions, unindexed.scores), top)
-        return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching)
+        index = None if was_exact else self.generation.tuned.index
+        by: Device = "gpu" if index is not None and index.on_gpu else "cpu"
+        return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching, by)
 
     def nearest_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_]
     ) -> Neighbors:
         """Returns the `top` nearest of the generation's positions that are allowed, [Q, top]."""
+        on_gpu = self._search_gpu(queries, top, self.delta[:0], allowed)
+        if on_gpu is not None:
+            return on_gpu
         return self._search_indexed(queries, top, allowed, exact=False)[0]
+
+    def _search_gpu(
+        self,
+        queries: Embeddings,
+        top: int,
+        delta: Embeddings,
+        allowed: NDArray[np.bool_] | None,
+    ) -> Neighbors | None:
+        vectors = self.generation.vectors
+        return self.generation.gpu.search(queries, top, vectors, delta, allowed)
 
     def _search_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_] | None, *, exact: bool

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import numpy as np
 
 from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact, read_manifest
+from mlcd.cores import DEVICES, has_gpu
 from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.endpoint_forms import is_endpoint
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
@@ -29,7 +30,6 @@ if TYPE_CHECKING:  # text encoders need the package tokenizers, image encoders d
 # user forbids it.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
-_DEVICES: Final = Path("/dev")
 _WARM_BATCHES: Final = (1, 4)
 _CLASSICAL: Final = ("hog", "pixels")
 _TEXT_SETTINGS: Final = f"{TEXT}/{SETTINGS}"
@@ -43,12 +43,12 @@ class Choice:
     reason: str
 
 
-def choose_engine(devices: Path = _DEVICES) -> Choice:
+def choose_engine(devices: Path = DEVICES) -> Choice:
     """Returns the engine for this machine: torch for a CUDA GPU, OpenVINO for a CPU.
 
     Imports torch only if a GPU's device file is visible.
     """
-    if _has_gpu(devices) and _cuda_works():
+    if has_gpu(devices) and _cuda_works():
         return Choice("torch", "a CUDA GPU is visible and torch can use it")
     if _is_installed("openvino"):
         return Choice(
@@ -260,10 +260,6 @@ def _warm_up(encoder: Encoder) -> None:
     side = encoder.preprocess.crop
     for num in _WARM_BATCHES:
         encoder.encode(np.zeros((num, 3, side, side), np.uint8))
-
-
-def _has_gpu(devices: Path) -> bool:
-    return any(devices.glob("nvidia[0-9]*")) or (devices / "dxg").exists()  # dxg: Linux on Windows
 
 
 def _cuda_works() -> bool:

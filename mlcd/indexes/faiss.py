@@ -2,8 +2,10 @@
 for retrieval.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,21 +14,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ArtifactInvalid
+from mlcd.indexes.gpu_copy import GpuCopy
 from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Kind, num_cells
 from mlcd.too_many_files import refuse_too_many_files
 from mlcd.types import Embeddings, Neighbors
 
 _DIMENSIONS_PER_CODE: Final = 4
+# faiss's bound of neighbors and of cells on a GPU; cuVS has a higher one.
+_GPU_MAX_TOP: Final = 2048
+_ID_BYTES: Final = 8
+_GPU_ROOM: Final = 1.5  # cells are padded, and a search takes memory
 
 
 class FaissIndex:
     """An index that several threads may search at once after the last `add`.
 
-    A row's id is its position in the order of addition.
+    A row's id is its position in the order of addition. Cells are searched on a GPU if
+    `faiss-gpu-cuvs` finds one; rows are added to the index in memory, which alone is written.
     """
 
     def __init__(self, index: Any) -> None:
         self._index = index
+        self._gpu_cells = _gpu_copy()
 
     @classmethod
     def train(cls, kind: Kind, sample: Embeddings, *, num_rows: int) -> "FaissIndex":
@@ -49,6 +58,7 @@ class FaissIndex:
     def add(self, rows: Embeddings) -> None:
         """Appends rows; their ids continue those of the index. No search may run meanwhile."""
         self._index.add(np.ascontiguousarray(rows, dtype=np.float32))
+        self._gpu_cells = _gpu_copy()
 
     @property
     def num_rows(self) -> int:
@@ -57,6 +67,10 @@ class FaissIndex:
     @property
     def dimension(self) -> int:
         return int(self._index.d)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._gpu_cells.exists
 
     def search(
         self,
@@ -76,9 +90,11 @@ class FaissIndex:
         if allowed is not None:
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
         params = self._parameters(options, effort) if options or effort is not None else None
-        scores, ids = self._index.search(
-            np.ascontiguousarray(queries, dtype=np.float32), top, params=params
-        )
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        on_gpu = None
+        if max(top, effort or 1) <= _GPU_MAX_TOP:
+            on_gpu = self._search_gpu(queries, top, params)
+        scores, ids = on_gpu or self._index.search(queries, top, params=params)
         missing = ids < 0
         if missing.any():
             scores[missing] = -np.inf
@@ -87,6 +103,16 @@ class FaissIndex:
         order = np.lexsort((ids, -scores), axis=1)
         return Neighbors(
             np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        )
+
+    def _search_gpu(self, queries: Embeddings, top: int, params: Any) -> tuple[Any, Any] | None:
+        """Returns (scores, ids) of a search on the GPU; None if the CPU has to search."""
+        if not _searches_on_gpus() or (cells := faiss.try_extract_index_ivf(self._index)) is None:
+            return None
+        return self._gpu_cells.use(
+            lambda: _GpuCells(self._index),
+            int(_GPU_ROOM * (cells.code_size + _ID_BYTES) * self.num_rows),
+            lambda copy: copy.search(queries, top, params),
         )
 
     def _parameters(self, options: dict[str, Any], effort: int | None) -> Any:
@@ -124,12 +150,36 @@ class FaissIndex:
         return cls(index)
 
 
+class _GpuCells:
+    """A copy of an index of cells on the first GPU, which faiss lets one thread search at a time.
+    cuVS takes faiss's selector as a bitset (facebookresearch/faiss#4858).
+    """
+
+    def __init__(self, index: Any) -> None:
+        options = faiss.GpuClonerOptions()
+        options.use_cuvs = True  # False in Python unless it is set
+        self._index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index, options)
+        self._lock = threading.Lock()
+
+    def search(self, queries: Embeddings, top: int, params: Any) -> tuple[Any, Any]:
+        with self._lock:
+            scores, ids = self._index.search(queries, top, params=params)
+        return scores, ids
+
+
+def _gpu_copy() -> GpuCopy[_GpuCells]:
+    return GpuCopy("the cells of a collection")
+
+
+@cache
+def _searches_on_gpus() -> bool:
+    """Returns whether faiss has a GPU and cuVS; its own GPU indexes ignore selectors in silence."""
+    return faiss.get_num_gpus() > 0 and "CUVS" in faiss.get_compile_options()
+
+
 @contextmanager
 def _assigning_on_gpus(cells: Any) -> Iterator[None]:
-    """Runs the k-means of the cells, which takes most of a build, on the GPUs if there are any.
-
-    Searches stay on the CPU, because GPU indexes do not support selectors.
-    """
+    """Runs the k-means of the cells, which takes most of a build, on the GPUs if there are any."""
     if faiss.get_num_gpus() == 0:
         yield
         return

@@ -152,6 +152,9 @@ class Metrics:
         self._searches = instruments.seconds(
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
+        self._searched = instruments.counter(
+            "mlcd_searches_total", "Searches of collections, by what compared the vectors.", "by"
+        )
         self._collections: Callable[[], Mapping[str, CollectionPort]] = dict
         self._unusable: Callable[[], Mapping[str, str]] = dict
         # All processes read the same queue, so its numbers count once.
@@ -303,6 +306,10 @@ class Metrics:
         """Measures a search, including the wait for a free thread."""
         with self._searches.time():
             yield
+
+    def count_search(self, by: str) -> None:
+        """Counts a search. by: see `SearchAnswer`."""
+        self._searched.labels(by).inc()
 
     def collections(
         self,

@@ -281,6 +281,7 @@ def test_metrics_tell_of_each_collection(running_anew):
         assert running_anew.metric('mlcd_collection_items{collection="counted"}') == 5
         assert running_anew.metric('mlcd_collection_unindexed{collection="counted"}') == 5
         assert running_anew.metric("mlcd_index_search_duration_seconds_count") >= 1
+        assert running_anew.metric('mlcd_searches_total{by="cpu"}') >= 1
         client.delete("/v1/collections/counted")
         assert "counted" not in client.get("/metrics").text
         route = 'mlcd_requests_total{route="/v1/collections/{name}/items",status="200"}'

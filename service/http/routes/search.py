@@ -123,6 +123,7 @@ async def search(
             asyncio.get_running_loop().run_in_executor(resources.compute, find),
             request.state.deadline,
         )
+    resources.metrics.count_search(answer.by)
     num_bytes = _estimate_bytes(answer, metadata=options.metadata)
     check_answer_bytes(
         num_bytes,

@@ -9,6 +9,7 @@ import pytest
 
 from mlcd.collections.item import Item
 from mlcd.collections.places import open_place
+from mlcd.indexes import gpu_copy, gpu_scan
 from mlcd.types import unit_rows
 from tests.milvus_server import milvus_lite, milvus_server
 from tests.postgres_server import postgres_server
@@ -36,17 +37,30 @@ def lite(tmp_path_factory):
         yield running
 
 
+def search_as_on_a_gpu(monkeypatch):
+    """Lets torch on the CPU take a GPU's role, also for few items."""
+    device_rows = pytest.importorskip("mlcd.indexes.device_rows")
+    monkeypatch.setattr(gpu_copy, "find_gpu", lambda: "cpu")
+    monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
+    monkeypatch.setattr(gpu_scan, "LEAST_ROWS", 1)
+    monkeypatch.setattr(device_rows, "free_bytes", lambda: 1 << 40)
+
+
 @pytest.fixture(
     params=[
         "folder",
+        "gpu",
         pytest.param("postgresql", marks=pytest.mark.postgres),
         pytest.param("milvus", marks=pytest.mark.milvus),
         pytest.param("lite", marks=pytest.mark.milvus),
     ]
 )
-def place(request, tmp_path):
+def place(request, tmp_path, monkeypatch):
     """Returns the place that keeps collections."""
-    if request.param == "folder":
+    monkeypatch.setattr(gpu_copy, "find_gpu", lambda: None)
+    if request.param == "gpu":
+        search_as_on_a_gpu(monkeypatch)
+    if request.param in ("folder", "gpu"):
         return str(tmp_path / "collections")
     if request.param in ("milvus", "lite"):
         server = request.getfixturevalue(request.param)

@@ -5,10 +5,17 @@ import pytest
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
+from mlcd.indexes import gpu_copy
 from mlcd.types import unit_rows
 
 FINGERPRINT = "a" * 64
 DIMENSION = 16
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Lets the CPU search, also where there is a GPU: an index of its own is what is asked about."""
+    monkeypatch.setattr(gpu_copy, "find_gpu", lambda: None)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.indexes import tuning
 from mlcd.types import unit_rows
 from tests.conftest import run_python
+from tests.faiss_clones import let_clones_be_copies
 
 DIMENSION = 16
 FINGERPRINT = "a" * 64
@@ -56,11 +57,13 @@ def test_all_is_there_after_a_restart(tmp_path, vectors, indexed):
         assert (collection.get("i8").embedding == vectors[9]).all()
 
 
-@pytest.mark.parametrize("kind", ["hnsw", "ivf-sq8"])
-def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "by"), [("hnsw", "cpu"), ("ivf-sq8", "cpu"), ("ivf-sq8", "gpu")])
+def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind, by):
     """Recall at its target, min(top, matches) whatever the filter, exact on request, scores of
     float32.
     """
+    if by == "gpu":
+        let_clones_be_copies(monkeypatch)
     monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
     monkeypatch.setattr(tuning, "HNSW_ROWS", 1000 if kind == "ivf-sq8" else 10**6)
     monkeypatch.setattr(searcher_module, "_SCAN_AT_MOST", 10)
@@ -94,7 +97,8 @@ def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind):
                 assert all(int(match.id[1:]) < 6000 * share for match in near)
                 hits += len({match.id for match in near} & {match.id for match in true})
             assert hits / sum(map(len, truth.matches)) >= 0.9
-        assert not collection.search(queries, 10).exact
+        found = collection.search(queries, 10)
+        assert (found.exact, found.by) == (False, by)
         for query, matches in zip(queries, collection.search(queries, 3).matches, strict=True):
             for match in matches:
                 cosine = float(vectors[int(match.id[1:])].astype(np.float64) @ query)

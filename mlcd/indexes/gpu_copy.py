@@ -1,0 +1,102 @@
+"""Data that a GPU holds a copy of while its memory suffices; else the CPU searches."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Final, Generic, TypeVar
+
+from mlcd.cores import has_gpu
+
+# Share of the free memory that one copy may take: encoders need the rest.
+_FREE_SHARE: Final = 0.8
+_RETRY_S: Final = 60
+_PATIENCE_S: Final = 1  # that a search waits for the copy before the CPU takes it
+_log = logging.getLogger("mlcd.collections")
+_Copy = TypeVar("_Copy")
+_Result = TypeVar("_Result")
+
+
+class GpuCopy(Generic[_Copy]):
+    """A copy on a GPU, made by the first search that finds memory for it. Thread-safe."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._making = threading.Lock()
+        self._copy: _Copy | None = None
+        self._retry_at = -float("inf")
+        self._warned = False
+
+    @property
+    def exists(self) -> bool:
+        return self._copy is not None
+
+    def use(
+        self, make: Callable[[], _Copy], num_bytes: int, search: Callable[[_Copy], _Result]
+    ) -> _Result | None:
+        """Returns `search(copy)`; None if the CPU has to search, because the copy is not ready,
+        `num_bytes`, which it and its searches take, are not free, or the GPU failed.
+        """
+        if (copy := self._copy or self._start(make, num_bytes)) is None:
+            return None
+        try:
+            return search(copy)
+        except (MemoryError, RuntimeError) as error:  # no memory, or the GPU failed
+            self._give_up(error)
+            return None
+
+    def _start(self, make: Callable[[], _Copy], num_bytes: int) -> _Copy | None:
+        """Starts to copy, unless another search did; returns the copy if it is ready soon."""
+        if time.monotonic() >= self._retry_at and not self._making.locked():
+            thread = threading.Thread(target=self._make, args=(make, num_bytes), daemon=True)
+            thread.start()
+            thread.join(_PATIENCE_S)
+        return self._copy
+
+    def _make(self, make: Callable[[], _Copy], num_bytes: int) -> None:
+        if not self._making.acquire(blocking=False):
+            return
+        try:
+            if self._copy is None:
+                _check_room(num_bytes)
+                self._copy = make()
+        except (MemoryError, RuntimeError) as error:
+            self._give_up(error)
+        finally:
+            self._making.release()
+
+    def _give_up(self, error: Exception) -> None:
+        """Frees the copy, and leaves searches to the CPU for a while; logs the first time."""
+        self._copy, self._retry_at = None, time.monotonic() + _RETRY_S
+        if not self._warned:
+            reason = str(error).partition("\n")[0]
+            _log.warning("%s are searched on the CPU, not on the GPU: %s", self._what, reason)
+        self._warned = True
+
+
+def _check_room(num_bytes: int) -> None:
+    available = int(_FREE_SHARE * free_bytes())
+    if num_bytes > available:
+        raise MemoryError(f"{num_bytes:,} bytes are needed, {available:,} may be taken")
+
+
+@cache
+def find_gpu() -> str | None:
+    """Returns torch's name of the GPU; None without a GPU or without torch."""
+    if not has_gpu():
+        return None
+    try:
+        from mlcd.indexes import device_rows
+    except (ImportError, OSError):  # torch is not installed, or its libraries do not load
+        return None
+    return device_rows.find_gpu()
+
+
+def free_bytes() -> int:
+    """Returns the free memory of the GPU; without torch, which knows it, more than any has."""
+    if find_gpu() is None:
+        return 1 << 40
+    from mlcd.indexes import device_rows
+
+    return device_rows.free_bytes()
