@@ -9,6 +9,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
 
+from mlcd.cores import has_gpu
 from mlcd.extras import install_command
 
 _TIMEOUT_S: Final = 3
@@ -18,7 +19,7 @@ _SEE_GPU: Final = "see GPU"
 
 @dataclass(frozen=True)
 class PartState:
-    """Whether a part is used. detail: what is used, or why it is not."""
+    """A part that is used or not. detail: what is used, or why it is not."""
 
     used: bool
     detail: str
@@ -39,7 +40,7 @@ def examine_parts(triton: str | None = None) -> dict[str, PartState]:
         "CUDA of torch": _examine_cuda,
         "GPU": _examine_gpu,
         "GPU kernels": _examine_kernels,
-        "FAISS on GPUs": _examine_faiss,
+        "search on GPUs": _examine_search,
         "compiled loops": _examine_loops,
         "Triton server": lambda: _examine_triton(triton),
     }
@@ -99,13 +100,17 @@ def _examine_kernels() -> PartState:
     return PartState(False, reason, remedy)
 
 
-def _examine_faiss() -> PartState:
+def _examine_search() -> PartState:
+    if _examine_gpu().used:
+        return PartState(True, "torch searches collections on the GPU, as far as its memory goes")
     if find_spec("faiss") is None:
         return PartState(False, "FAISS is not installed", install_command("serve"))
     import faiss
 
     if not hasattr(faiss, "StandardGpuResources"):
-        remedy = f"pip uninstall faiss-cpu, then {install_command('gpu')}"
+        remedy = (
+            f"pip uninstall faiss-cpu, then {install_command('gpu')}" if has_gpu() else _SEE_GPU
+        )
         return PartState(False, f"FAISS {faiss.__version__} is built for CPUs only", remedy)
     if (num := faiss.get_num_gpus()) == 0:
         return PartState(False, f"FAISS {faiss.__version__} finds no GPU", _SEE_GPU)
@@ -125,7 +130,7 @@ def _examine_triton(address: str | None) -> PartState:
         return PartState(False, "tritonclient is not installed", install_command("triton"))
     if not address:
         remedy = "set MLCD_TRITON__URL to HOST:PORT of its gRPC"
-        return PartState(False, "no server is named", remedy)
+        return PartState(False, "its address is not set", remedy)
     from tritonclient.grpc import InferenceServerClient
     from tritonclient.utils import InferenceServerException
 

@@ -20,7 +20,7 @@ _MOST_ROWS: Final = 64  # of several requests; a larger request is scanned alone
 
 
 class _Options(NamedTuple):
-    """What requests must have in common to be joined.
+    """The options of a request; requests with equal options are joined.
 
     engine_labels: labels that the engine returned for one request, which is then scanned alone.
     """

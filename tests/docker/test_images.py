@@ -67,7 +67,7 @@ def test_what_serves_on_a_gpu_holds_no_trainer_and_says_why_no_gpu_is_used_here(
     assert parts["CUDA of torch"]["used"]
     assert "no NVIDIA driver" in parts["GPU"]["detail"]
     assert "--gpus all" in parts["GPU"]["remedy"]
-    assert parts["FAISS on GPUs"] == {
+    assert parts["search on GPUs"] == {
         "used": False,
         "detail": "FAISS 1.15.1 finds no GPU",
         "remedy": "see GPU",

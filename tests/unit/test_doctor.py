@@ -55,9 +55,9 @@ def test_gpus_are_those_that_the_driver_lists(monkeypatch):
 @pytest.mark.parametrize(
     ("engine", "has_gpu", "text"),
     [
-        ("openvino", True, "labels        on the CPU in the service"),
-        ("torch", False, "labels        on the CPU in the service"),
-        ("torch", True, "labels        on the GPU, for centers of 4,194,304 components or more"),
+        ("openvino", True, "labels         on the CPU in the service"),
+        ("torch", False, "labels         on the CPU in the service"),
+        ("torch", True, "labels         on the GPU, for centers of 4,194,304 components or more"),
     ],
 )
 def test_where_the_service_finds_labels_is_told(engine, has_gpu, text, monkeypatch):

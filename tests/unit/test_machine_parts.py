@@ -51,7 +51,7 @@ def test_each_package_of_this_machine_is_told_as_it_is():
     assert parts["CUDA of torch"].used == (torch.version.cuda is not None)
     assert torch.__version__ in parts["CUDA of torch"].detail
     assert parts["GPU"].used == torch.cuda.is_available()
-    assert parts["FAISS on GPUs"].used == (faiss.get_num_gpus() > 0)
+    assert parts["search on GPUs"].used == (faiss.get_num_gpus() > 0)
     assert parts["compiled loops"].used
     assert all(state.used or state.remedy for state in parts.values())
 
@@ -108,7 +108,7 @@ def test_a_package_that_cannot_be_loaded_is_a_reason(monkeypatch):
     broken = Broken("faiss")
     broken.__spec__ = ModuleSpec("faiss", None)
     monkeypatch.setitem(sys.modules, "faiss", broken)
-    state = examine_parts()["FAISS on GPUs"]
+    state = examine_parts()["search on GPUs"]
     assert "libcudart.so.13" in state.detail
     assert state.remedy == "install it again"
 
@@ -122,7 +122,7 @@ def test_faiss_for_gpus_is_used_where_it_finds_one(monkeypatch, num, used):
         StandardGpuResources=object,
         get_num_gpus=lambda: num,
     )
-    state = examine_parts()["FAISS on GPUs"]
+    state = examine_parts()["search on GPUs"]
     assert (state.used, "1.15.1" in state.detail) == (used, True)
 
 
@@ -130,7 +130,7 @@ def test_faiss_for_gpus_is_used_where_it_finds_one(monkeypatch, num, used):
     ("package", "part", "extra"),
     [
         ("torch", "CUDA of torch", "train"),
-        ("faiss", "FAISS on GPUs", "serve"),
+        ("faiss", "search on GPUs", "serve"),
         ("numba", "compiled loops", "compiled"),
         ("tritonclient", "Triton server", "triton"),
     ],
