@@ -108,7 +108,7 @@ async def test_all_joined_requests_get_the_error_of_their_scan(joined, lookup, m
 async def test_labels_of_the_engine_are_used_for_their_own_request(joined, lookup):
     lookup.may_scan.set()
     rows = random_rows(2, 5)
-    engine_labels = EngineLabels(lookup.centers.digest)
+    engine_labels = EngineLabels(lookup.centers.digest, 8)
     scores = lookup.scan.nearest(rows, 8)
     exact = np.einsum("nd,nkd->nk", rows.astype(float), lookup.centers.vectors[scores.ids])
     for row, ids, similarities in zip(rows, scores.ids, exact, strict=True):
