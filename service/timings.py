@@ -42,7 +42,7 @@ ENGINE_MAX_BACKOFF_S: Final = 15.0  # the longest of these pauses, which double
 ENGINE_STEADY_S: Final = 30.0  # an engine that ran this long is restarted without a pause
 ENGINE_OPEN_S: Final = 60.0  # minimum time after which a reopening engine counts as hanging
 # For the largest batch at start; a batch that would take longer is extrapolated from a smaller one.
-ENGINE_TRIAL_S: Final = 0.5
+ENGINE_TRIAL_S: Final = 0.1
 ENGINE_OVERDUE_S: Final = 0.8  # minimum time after which a running inference counts as overdue
 ENGINE_END_S: Final = 1.0  # an idle engine ends within milliseconds, otherwise it is killed
 # A success counts as recent for this time; then a trial inference runs. With ENGINE_OVERDUE_S, a
