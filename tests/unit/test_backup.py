@@ -21,7 +21,8 @@ from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, run_mlcd, run_python, succeed
 
 FINGERPRINT, DIMENSION = "f" * 64, 8
-USAGE = {(today().isoformat(), "0123abcd"): Counter(requests=2, images=5)}
+DAY = today()
+USAGE = {(DAY.isoformat(), "0123abcd"): Counter(requests=2, images=5)}
 VECTORS = unit_rows(np.random.default_rng(0).standard_normal((200, DIMENSION)))
 
 
@@ -107,7 +108,7 @@ def test_a_restored_backup_is_the_state_without_what_is_derived(state, tmp_path)
         assert content(again, name) == content(state, name)
     with closing(sqlite3.connect(again / "jobs" / "queue.sqlite")) as connection:
         assert connection.execute("SELECT id FROM jobs").fetchall() == [(7,)]
-    assert SqliteUsage(again / "usage.sqlite", 400).read(today(), today()) == USAGE
+    assert SqliteUsage(again / "usage.sqlite", 400).read(DAY, DAY) == USAGE
 
 
 def test_new_items_of_a_restored_collection_have_their_own_vectors(state, tmp_path):

@@ -21,6 +21,13 @@ YESTERDAY = TODAY - timedelta(days=1)
 DAY = TODAY.isoformat()
 
 
+@pytest.fixture(autouse=True)
+def _take_the_day_of_the_test():
+    """A run of all tests may pass midnight after this file was read."""
+    today = datetime.now(UTC).date()
+    globals().update(TODAY=today, YESTERDAY=today - timedelta(days=1), DAY=today.isoformat())
+
+
 def key(number):
     created = datetime.now(UTC)
     return Key(id=f"{number:08x}", name="x", sha256="0" * 64, scopes=["embed"], created=created)
