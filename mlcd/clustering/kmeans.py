@@ -154,7 +154,7 @@ def kmeans(
         raise ConfigInvalid(f"iterations must be at least 0, got {iterations}")
     unit = _as_unit_rows(rows)
     if unit.num_rows == 0:
-        raise InvalidInput("there are no rows to cluster", remedy="give embeddings")
+        raise InvalidInput("rows must have at least 1 row, got 0", remedy="give embeddings")
     state = (
         start
         if isinstance(start, State)
@@ -335,6 +335,8 @@ class _Nearest:
         self._matmul: MatmulName | None = None
         self._open_scan: _OpenScan = _plain_scan
         self._heads: Heads | None = None
+        self._tries_heads = num_rows >= _MANY_ROWS
+        self._latest: NearestCenter | None = None
 
     def uses_gpu(self, centers: Embeddings) -> bool:
         """Returns whether a GPU is the fastest for these centers; the first call decides."""
@@ -350,10 +352,10 @@ class _Nearest:
             with suppress(Unavailable):  # the GPU has no memory left
                 on_gpu = self._open_scan(centers, DEVICE)
                 return lambda rows, _: _by_scan(on_gpu, rows)
-        if self._heads is None and self._num_rows >= _MANY_ROWS:
-            self._heads = heads_of(centers)
+        heads = self._choose_heads(centers)
         if self._matmul != "torch-int8":
-            return NearestCenter(centers, self._heads).nearest
+            self._latest = NearestCenter(centers, heads)
+            return self._latest.nearest
         scan: list[CenterScan] = []  # opened at first use
 
         def search_all(rows: Embeddings) -> NDArray[np.int32]:
@@ -361,7 +363,18 @@ class _Nearest:
                 scan.append(self._open_scan(centers, "torch-int8"))
             return _by_scan(scan[0], rows)
 
-        return NearestCenter(centers, self._heads, search_all).nearest
+        self._latest = NearestCenter(centers, heads, search_all)
+        return self._latest.nearest
+
+    def _choose_heads(self, centers: Embeddings) -> Heads | None:
+        """Returns the heads to try in the next pass; None once they were of little use in one."""
+        if not self._tries_heads:
+            return None
+        if self._heads is None:
+            self._heads = heads_of(centers)
+        elif self._latest is not None and self._latest.skips_heads:
+            self._heads, self._tries_heads = None, False
+        return self._heads
 
     def _choose_scan(self, centers: Embeddings) -> "tuple[MatmulName, _OpenScan]":
         """Returns the arithmetic for scoring rows against all centers, and a function that opens a

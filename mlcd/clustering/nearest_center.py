@@ -25,7 +25,7 @@ from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.row_threads import allowed_threads, batches, in_threads
 from mlcd.types import Embeddings
 
-_BATCH_ROWS: Final = 4096  # rows per matrix product; few large products are faster
+_BATCH_ROWS: Final = 1024  # rows per matrix product; with more, products leave the cache
 _LEAST_ROWS: Final = 512  # fewest rows per thread's matrix product
 _WORTH_THREADS: Final = 1 << 28  # multiplications: 5 ms on one core; two threads start in 0.5 ms
 _BLOCK_CENTERS: Final = 1024
@@ -41,7 +41,7 @@ _MAX_HEAD_COST: Final = 0.25  # heads are used up to this share of the full prod
 # _MAX_CANDIDATES candidates, or more than K / 32, is scored against all centers.
 _MAX_CANDIDATES: Final = 64
 _SINGLE_SCORE_COST: Final = 32
-_MAX_OPEN: Final = 0.5  # share of undecided rows in a batch above which later batches skip heads
+_MAX_WORK: Final = 0.5  # work after heads, of that without, above which later batches skip heads
 
 
 def heads_of(centers_KD: Embeddings) -> Heads | None:
@@ -72,11 +72,17 @@ class NearestCenter:
         self._centers_KD = centers_KD
         self._slack = _growth(centers_KD.shape[1]) * _MAX_LENGTH**2
         self._heads, self._search_all = heads, search_all
+        self._had_previous = False
         if heads is not None:
             self._center_heads = heads.of(centers_KD)
             num = self._center_heads.shape[1]
             self._head_slack = (heads.slack + _growth(num)) * _MAX_LENGTH**2 + _COMPARISON_ERROR
         self._max_candidates = min(_MAX_CANDIDATES, len(centers_KD) // _SINGLE_SCORE_COST)
+
+    @property
+    def skips_heads(self) -> bool:
+        """Returns whether heads ruled out too few centers, even with previous ids."""
+        return self._had_previous and self._heads is None
 
     def nearest(
         self, embeddings: Embeddings, previous: NDArray[np.int32] | None = None
@@ -86,6 +92,7 @@ class NearestCenter:
 
         previous: [N] center ids; near centers make the search faster and never change its result.
         """
+        self._had_previous = previous is not None
         ids = np.empty(len(embeddings), dtype=np.int32)
         is_open = np.ones(len(embeddings), dtype=np.bool_)
 
@@ -106,8 +113,8 @@ class NearestCenter:
         """Returns the nearest center of each row, and a mask of the rows still undecided."""
         ids_B, is_open_B = np.zeros(len(z_BD), np.int32), np.ones(len(z_BD), np.bool_)
         if (heads := self._heads) is not None:
-            ids_B, is_open_B = self._prune(heads, z_BD, previous)
-            if is_open_B.mean() > _MAX_OPEN:
+            ids_B, is_open_B, work = self._prune(heads, z_BD, previous)
+            if work > _MAX_WORK:
                 self._heads = None
         if self._search_all is None and is_open_B.any():  # while the rows are in the cache
             ids_B[is_open_B], is_open_B[is_open_B] = self._multiply(z_BD[is_open_B])
@@ -149,8 +156,10 @@ class NearestCenter:
 
     def _prune(
         self, heads: Heads, z_BD: Embeddings, previous: NDArray[np.int32] | None
-    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Returns the nearest center of each row, and a mask of the rows still undecided."""
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_], float]:
+        """Returns the nearest center of each row, a mask of the rows still undecided, and the work
+        of the single scores and the undecided rows as a share of a product with all centers.
+        """
         rows_BH = heads.of(z_BD)
         ids_B = self._guess_centers(rows_BH) if previous is None else previous.copy()
         candidate_scores_B = inner_products(z_BD, self._centers_KD[ids_B])
@@ -160,7 +169,7 @@ class NearestCenter:
             reaching_BC = bound_BC >= least_B[:, None]
             num_candidates_B += np.count_nonzero(reaching_BC, axis=1)
             if num_candidates_B.min() > self._max_candidates:
-                return ids_B, np.ones(len(z_BD), dtype=np.bool_)
+                return ids_B, np.ones(len(z_BD), dtype=np.bool_), 1.0
             reaching_BC[num_candidates_B > self._max_candidates] = (
                 False  # limits the pairs in memory
             )
@@ -170,6 +179,8 @@ class NearestCenter:
         rows, columns = (np.concatenate(part) for part in zip(*pairs, strict=True))
         needs_score = ((num_candidates_B > 1) & ~is_open_B)[rows]
         rows, columns = rows[needs_score], columns[needs_score]
+        work = len(rows) * _SINGLE_SCORE_COST / (len(z_BD) * len(self._centers_KD))
+        work += float(is_open_B.mean())
         scores = single_scores(z_BD, self._centers_KD, rows, columns)
         best_B = np.full(len(z_BD), -np.inf, dtype=np.float32)
         np.maximum.at(best_B, rows, scores)
@@ -177,7 +188,7 @@ class NearestCenter:
         rows, columns = rows[may_be_nearest], columns[may_be_nearest]
         is_open_B |= np.bincount(rows, minlength=len(z_BD)) > 1
         ids_B[rows] = columns
-        return ids_B, is_open_B
+        return ids_B, is_open_B, work
 
     def _guess_centers(self, rows_BH: Embeddings) -> NDArray[np.int32]:
         """Returns the center with the highest bound for each row."""

@@ -4,7 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from mlcd.clustering import nearest_center, row_threads
+from mlcd.clustering import kmeans, nearest_center, row_threads
 from mlcd.clustering.heads import Heads, main_directions
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.clustering.nearest_center import NearestCenter, heads_of
@@ -118,3 +118,15 @@ def test_ties_take_memory_for_few_pairs_at_a_time():
     tracemalloc.stop()
     assert (found == nearest_centers(centers[:200], centers, 1).ids[:, 0]).all()
     assert peak < 8 * 200 * 256 * 256 / 4
+
+
+@pytest.mark.parametrize(("power", "is_skipped"), [(1.0, False), (0.0, True)])
+def test_heads_of_little_use_in_a_pass_are_not_tried_in_the_next(power, is_skipped, monkeypatch):
+    monkeypatch.setattr(kmeans, "_MANY_ROWS", 0)
+    rows, centers = decaying(2048, 96, 0, power), decaying(1100, 96, 1, power)
+    nearest = kmeans._Nearest(len(rows), 3)
+    ids = None
+    for _ in range(3):
+        ids = nearest.open(centers)(rows, ids)
+    assert (nearest._choose_heads(centers) is None) is is_skipped
+    assert (ids == nearest_centers(rows, centers, 1).ids[:, 0]).all()
