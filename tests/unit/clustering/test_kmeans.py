@@ -298,7 +298,7 @@ def test_a_plan_counts_the_rows_that_are_kept(monkeypatch, num_rows, kept):
 
 
 def test_no_rows_are_refused():
-    with pytest.raises(InvalidInput, match="no rows"):
+    with pytest.raises(InvalidInput, match="at least 1 row"):
         kmeans([np.empty((0, 4), np.float32)], 1, start=unit_rows(np.eye(4)[:1]))
 
 
