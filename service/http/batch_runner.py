@@ -39,7 +39,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class _Line:
-    """A request of the input. body: or why the image of the request cannot be read."""
+    """A request of the input. body: a rejection if the image of the request cannot be read."""
 
     custom_id: str
     media_type: str

@@ -103,28 +103,30 @@ async def test_a_batch_whose_time_is_over_says_so_of_every_line_left(store, fing
 
 
 class HeldApp(App):
-    """An application that answers request 0 only once it is let go, and counts who waits."""
+    """An application that answers one request only once it is let go, and counts who waits."""
 
-    def __init__(self):
+    def __init__(self, held):
         super().__init__()
+        self.held = held
         self.go_on, self.num_begun, self.num_inside, self.most_inside = asyncio.Event(), 0, 0, 0
 
     async def __call__(self, scope, receive, send):
         self.num_begun += 1
         self.num_inside += 1
         self.most_inside = max(self.most_inside, self.num_inside)
-        is_first = self.num_begun == 1
+        is_held = self.num_begun == self.held + 1
         request = asyncio.create_task(super().__call__(scope, receive, send))
-        await (self.go_on.wait() if is_first else asyncio.sleep(0.01))
+        await (self.go_on.wait() if is_held else asyncio.sleep(0.01))
         await request
         self.num_inside -= 1
 
 
 async def test_a_slow_line_does_not_stop_the_next_window(store):
-    app, limit = HeldApp(), Files().batch_concurrency
+    limit = Files().batch_concurrency
+    app = HeldApp(limit // 2)  # the first line of the second window
     running = asyncio.create_task(run_until_ended(app, store, new_batch(store, 3 * limit)))
     await asyncio.sleep(0.5)
-    assert (app.calls, app.num_inside, app.most_inside) == (limit, 1, limit)
+    assert (app.calls, app.num_inside, app.most_inside) == (3 * limit // 2, 1, limit)
     app.go_on.set()
     ended = await running
     answers = read(store, ended.output_file_id)
@@ -133,7 +135,7 @@ async def test_a_slow_line_does_not_stop_the_next_window(store):
 
 
 async def test_lines_in_work_are_answered_when_the_time_ends(store):
-    app, limit = HeldApp(), Files().batch_concurrency
+    app, limit = HeldApp(0), Files().batch_concurrency
     batch = new_batch(store, 2 * limit, window_s=1.0)
     running = asyncio.create_task(run_until_ended(app, store, batch))
     await asyncio.sleep(1.2)
