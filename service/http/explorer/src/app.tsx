@@ -1,7 +1,7 @@
 // The frame around every view: where one is, which collection, whether the server is there.
 
 import type { JSX, TargetedSubmitEvent } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { addPictures, filesIn, takesPictures } from "./adding";
 import { ask, key, locked } from "./api";
@@ -118,7 +118,8 @@ function skip(event: Event): void {
 /** What is new begins at its heading, for eyes and for readers of screens. */
 function useFocus(subject: string): void {
   const before = useRef(subject);
-  useEffect(() => {
+  // With the paint, not after it: a later focus would take it from whoever types by then.
+  useLayoutEffect(() => {
     if (before.current === subject) return;
     before.current = subject;
     scrollTo(0, 0);
