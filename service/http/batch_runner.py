@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from http import HTTPStatus
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 import orjson
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ from starlette.types import Message, Scope
 
 from mlcd.errors import ArtifactInvalid, ImageRejected, MlcdError, NotFound
 from mlcd.service.http.auth import CALLER
+from mlcd.service.http.joined_requests import JOINED_ENDPOINT, MAX_JOINED, join_bodies, split_answer
 from mlcd.service.http.problems import RETRYABLE_STATUSES
 from mlcd.service.jobs.batch_inputs import MISSING, InputRequest, count_requests, read_requests
 from mlcd.service.jobs.batches import BatchStore, InputFault, StoredBatch
@@ -39,11 +41,14 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class _Line:
-    """A request of the input. body: a rejection if the image of the request cannot be read."""
+    """A request of the input. body: a rejection if the image of the request cannot be read.
+    item_field: see `InputRequest`.
+    """
 
     custom_id: str
     media_type: str
     body: bytes | ImageRejected
+    item_field: str | None
 
 
 @dataclass(frozen=True)
@@ -210,8 +215,31 @@ class BatchRunner:
 
     async def _answer_window(self, batch: StoredBatch, window: Sequence[_Line]) -> list[_Result]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._answer(batch, line)) for line in window]
-        return [task.result() for task in tasks]
+            tasks = [
+                group.create_task(self._answer_joined(batch, lines))
+                for lines in _group_lines(batch.endpoint, window)
+            ]
+        return [result for task in tasks for result in task.result()]
+
+    async def _answer_joined(self, batch: StoredBatch, lines: Sequence[_Line]) -> list[_Result]:
+        """Answers lines by one request; a line with an error is then sent alone."""
+        answers: list[bytes | None] = [None] * len(lines)
+        request_id = f"{batch.id}-{new_id('')}"
+        if len(lines) > 1:
+            field, bodies = lines[0].item_field or "", [cast("bytes", line.body) for line in lines]
+            media_type, body = join_bodies(lines[0].media_type, field, bodies)
+            scope = _scope(batch, media_type, len(body), request_id)
+            status, _, answer = await self._call(scope, body)
+            if status == HTTPStatus.OK:
+                answers = split_answer(answer, len(lines))
+        alone = [line for line, answer in zip(lines, answers, strict=True) if answer is None]
+        results = iter(await asyncio.gather(*(self._answer(batch, line) for line in alone)))
+        return [
+            next(results)
+            if answer is None
+            else _result(line.custom_id, HTTPStatus.OK, request_id, answer)
+            for line, answer in zip(lines, answers, strict=True)
+        ]
 
     async def _answer(self, batch: StoredBatch, line: _Line) -> _Result:
         """Answers a line; one that is refused for load is tried again until the batch expires."""
@@ -273,17 +301,30 @@ def _take(requests: Iterator[InputRequest], num: int) -> list[_Line]:
     """Returns the next lines: at most `num`, and fewer where they are long."""
     window, num_bytes = list[_Line](), 0
     for request in requests:
+        field = request.item_field
         try:
             body: bytes | ImageRejected = request.read_body()
         except ImageRejected as rejection:
-            body = rejection
-        window.append(_Line(request.custom_id, request.media_type, body))
+            body, field = rejection, None
+        window.append(_Line(request.custom_id, request.media_type, body, field))
         num_bytes += 0 if isinstance(body, ImageRejected) else len(body)
         if len(window) == num or num_bytes >= _WINDOW_BYTES:
             break
     if not window:
         raise ArtifactInvalid("the input of a batch became shorter")
     return window
+
+
+def _group_lines(endpoint: str, window: Sequence[_Line]) -> list[list[_Line]]:
+    """Returns the lines of a window, in order, in groups that one request can answer."""
+    if endpoint != JOINED_ENDPOINT:
+        return [[line] for line in window]
+    groups = []
+    for (_, field), run in groupby(window, key=lambda line: (line.media_type, line.item_field)):
+        size = 1 if field is None else MAX_JOINED
+        lines = list(run)
+        groups += [lines[start : start + size] for start in range(0, len(lines), size)]
+    return groups
 
 
 class _Drafts:
@@ -385,7 +426,7 @@ def _is_over(batch: StoredBatch) -> bool:
     return batch.state == "cancelling" or time.time() > batch.expires_s
 
 
-def _result(custom_id: str, status: int, request_id: str, body: bytearray) -> _Result:
+def _result(custom_id: str, status: int, request_id: str, body: bytes | bytearray) -> _Result:
     response = (
         b'{"status_code":%d,"request_id":%b,"body":' % (status, orjson.dumps(request_id))
         + bytes(body)

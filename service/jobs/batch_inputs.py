@@ -47,13 +47,17 @@ class _Request(BaseModel):
 
 @dataclass(frozen=True)
 class InputRequest:
-    """A request of a batch. read_body: returns its body; raises ImageRejected for an image that
-    cannot be read.
+    """A request of a batch.
+
+    read_body: returns its body; raises ImageRejected for an image that cannot be read. item_field:
+    field of a form or of JSON that lists the item of this request and could list those of others,
+    too; None if the request has several items, or something else beside its item.
     """
 
     custom_id: str
     media_type: str
     read_body: Callable[[], bytes]
+    item_field: str | None = None
 
 
 def holds_images(input_file_id: str) -> bool:
@@ -88,7 +92,7 @@ def read_requests(
     images = open_upload(source, filename)
     for entry in islice(images.entries, num_done, None):
         if endpoint == "/v1/labels":
-            yield InputRequest(entry.key, RAW, partial(images.read, entry))
+            yield InputRequest(entry.key, RAW, partial(images.read, entry), "files")
         else:
             yield InputRequest(entry.key, JSON, partial(_embed_image, images, entry, model))
 
@@ -164,7 +168,17 @@ def _read_lines(source: Path, num_done: int) -> Iterator[InputRequest]:
     with source.open("rb") as file:
         for content in islice(_lines_of(file), num_done, None):
             request = orjson.loads(content)
-            yield InputRequest(request["custom_id"], JSON, partial(orjson.dumps, request["body"]))
+            body = request["body"]
+            yield InputRequest(
+                request["custom_id"], JSON, partial(orjson.dumps, body), _item_field(body)
+            )
+
+
+def _item_field(body: dict[str, Any]) -> str | None:
+    if len(body) != 1:
+        return None
+    ((field, items),) = body.items()
+    return field if isinstance(items, list) and len(items) == 1 else None
 
 
 def _lines_of(file: BinaryIO) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from mlcd.service.keys.file import create_key, revoke_key
 from tests.integration.running import Server, asking, until
 
 ENDPOINT = "/v1/embeddings"
+RAW = {"Content-Type": "application/octet-stream"}
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -182,6 +183,60 @@ def test_each_image_of_an_archive_is_a_request(served, pack):
         body = {"model": "pixels", "input": [data_uri(number)]}
         row = answers[f"día/{number}.png".removesuffix(stem)]
         assert row["response"]["body"] == client.post(ENDPOINT, json=body).json()
+
+
+def label_lines():
+    """Requests for labels, most of which can be answered together; some have an error."""
+    bodies = [{"images": [data_uri(number)]} for number in range(20)]
+    bodies[3] = {"images": ["data:image/png;base64,AAAA"]}
+    bodies[5] = {"images": [data_uri(5), data_uri(6)]}
+    bodies[9] = {"images": [7]}
+    bodies[11] = {"images": [data_uri(11)], "texts": None}
+    bodies[12] = {"images": []}
+    bodies[14] = {"embeddings": [[1, "x"]]}
+    bodies[15] = {'pictures "é"': [data_uri(15)]}
+    bodies += [{"embeddings": [[1.0] * 8]}, {"embeddings": [[0.0] * 8]}] * 2
+    return [
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/labels", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+
+
+def test_labels_have_the_bytes_that_each_request_gets_alone(journey, tmp_path):
+    with asking(journey / "model", state_dir=tmp_path) as (_, client):
+        lines = label_lines()
+        dimension = client.get("/v1/info").json()["dimension"]
+        for line in lines:
+            if "embeddings" in line["body"] and len(line["body"]["embeddings"][0]) == 8:
+                line["body"]["embeddings"] = [line["body"]["embeddings"][0][:1] * dimension]
+        batch = wait_ended(client, begin(client, to_jsonl(lines), "/v1/labels"))
+        written = {}
+        for name in ("output_file_id", "error_file_id"):
+            content = client.get(f"/v1/files/{batch[name]}/content").content
+            written |= {json.loads(line)["custom_id"]: line for line in content.splitlines()}
+        for line in lines:
+            answer = client.post("/v1/labels", json=line["body"])
+            expected = b'"status_code":%d,' % answer.status_code
+            assert expected in written[line["custom_id"]], line
+            body = answer.content
+            if not answer.is_success:  # it names the request
+                row = json.loads(written[line["custom_id"]])
+                body = body.replace(
+                    answer.headers["x-request-id"].encode(), row["response"]["request_id"].encode()
+                )
+            assert b'"body":' + body + b"}" in written[line["custom_id"]], line
+        requests = {json.loads(line)["response"]["request_id"] for line in written.values()}
+        assert len(requests) < len(lines)  # some were answered together
+
+        images = {f"{number}.png": png(number) for number in range(18)} | {"bad.png": b"no image"}
+        ended = wait_ended(
+            client, begin_images(client, pack_zip(images), endpoint="/v1/labels").json()["id"]
+        )
+        rows = results(client, ended["output_file_id"])
+        assert {row["custom_id"] for row in rows} == {*images}
+        for row in rows:
+            answer = client.post("/v1/labels", content=images[row["custom_id"]], headers=RAW)
+            assert row["response"]["body"] == answer.json()
 
 
 def test_one_image_is_a_batch_under_the_name_of_its_file(served):

@@ -15,7 +15,7 @@ from mlcd.service.jobs.batches import BatchStore
 from mlcd.service.jobs.files import FileStore
 from mlcd.service.settings import Files
 
-ENDPOINT = "/v1/embeddings"
+ENDPOINT, LABELS = "/v1/embeddings", "/v1/labels"
 
 
 class App:
@@ -44,17 +44,20 @@ def store(tmp_path):
     files.close()
 
 
-def new_batch(store, num, *, owner=None, window_s=60.0, fingerprint="f"):
+def new_batch(store, num, *, owner=None, window_s=60.0, fingerprint="f", endpoint=ENDPOINT):
+    bodies = [
+        {"images": [number]} if endpoint == LABELS else {"n": number} for number in range(num)
+    ]
     lines = [
-        {"custom_id": f"{number}", "method": "POST", "url": ENDPOINT, "body": {"n": number}}
-        for number in range(num)
+        {"custom_id": f"{number}", "method": "POST", "url": endpoint, "body": body}
+        for number, body in enumerate(bodies)
     ]
     with store.files.begin(owner) as draft:
         draft.write("".join(json.dumps(line) + "\n" for line in lines).encode())
         file = draft.finish("in.jsonl", "batch")
     return store.create(
         owner,
-        endpoint=ENDPOINT,
+        endpoint=endpoint,
         input_file_id=file.id,
         window="1h",
         window_s=window_s,
@@ -89,6 +92,14 @@ async def test_a_line_that_the_route_refuses_is_an_error_of_its_own(store):
     assert (ended.state, ended.completed, ended.failed) == ("completed", 2, 1)
     (error,) = read(store, ended.error_file_id)
     assert error["response"]["status_code"] == 400
+
+
+async def test_lines_that_are_refused_together_are_answered_alone(store):
+    app = App(503, 413)
+    ended = await run_until_ended(app, store, new_batch(store, 8, endpoint=LABELS))
+    assert (ended.state, ended.completed, app.calls) == ("completed", 8, 10)
+    answers = read(store, ended.output_file_id)
+    assert [row["response"]["body"]["images"] for row in answers] == [[n] for n in range(8)]
 
 
 @pytest.mark.parametrize("fingerprint", ["f", "of another model"])

@@ -1,0 +1,38 @@
+"""Requests for the labels of one item each, sent as one request, which costs less CPU time."""
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import uuid4
+
+import orjson
+
+from mlcd.service.jobs.batch_inputs import JSON
+
+JOINED_ENDPOINT: Final = "/v1/labels"
+MAX_JOINED: Final = 8  # requests
+
+
+def join_bodies(media_type: str, field: str, bodies: Sequence[bytes]) -> tuple[str, bytes]:
+    """Returns the media type and the body of a request with the items of all bodies."""
+    if media_type == JSON:
+        start, end = b"{%b:[" % orjson.dumps(field), b"]}"
+        items = (body[len(start) : -len(end)] for body in bodies)
+        return JSON, start + b",".join(items) + end
+    boundary = uuid4().hex
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"; filename="image"\r\n\r\n'
+    ).encode()
+    parts = b"".join(head + body + b"\r\n" for body in bodies)
+    return f"multipart/form-data; boundary={boundary}", parts + f"--{boundary}--\r\n".encode()
+
+
+def split_answer(answer: bytes | bytearray, num: int) -> list[bytes | None]:
+    """Returns, for each of `num` items, the bytes that its request would be answered with alone;
+    None for an item with an error.
+    """
+    content = orjson.loads(answer)
+    answers: list[bytes | None] = [None] * num
+    for result in content["results"]:
+        row = result["index"]
+        answers[row] = orjson.dumps({**content, "errors": [], "results": [{**result, "index": 0}]})
+    return answers
