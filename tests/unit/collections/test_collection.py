@@ -11,7 +11,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
-from mlcd.indexes import tuning
+from mlcd.indexes import gpu_copy, gpu_scan, tuning
 from mlcd.types import unit_rows
 from tests.conftest import run_python
 from tests.faiss_clones import let_clones_be_copies
@@ -57,13 +57,30 @@ def test_all_is_there_after_a_restart(tmp_path, vectors, indexed):
         assert (collection.get("i8").embedding == vectors[9]).all()
 
 
-@pytest.mark.parametrize(("kind", "by"), [("hnsw", "cpu"), ("ivf-sq8", "cpu"), ("ivf-sq8", "gpu")])
-def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind, by):
+def let_gpu_lack_room_for_vectors(monkeypatch):
+    """Gives torch a GPU that has room for cells, but not for the vectors and their scores."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(gpu_copy, "find_gpu", lambda: "cpu")
+    monkeypatch.setattr(gpu_copy, "free_bytes", lambda: gpu_scan._SCORE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "has_torch_gpu"),
+    [
+        ("hnsw", "cpu", False),
+        ("ivf-sq8", "cpu", False),
+        ("ivf-sq8", "gpu", False),
+        ("ivf-sq8", "gpu", True),
+    ],
+)
+def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind, by, has_torch_gpu):
     """Recall at its target, min(top, matches) whatever the filter, exact on request, scores of
     float32.
     """
     if by == "gpu":
         let_clones_be_copies(monkeypatch)
+    if has_torch_gpu:
+        let_gpu_lack_room_for_vectors(monkeypatch)
     monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
     monkeypatch.setattr(tuning, "HNSW_ROWS", 1000 if kind == "ivf-sq8" else 10**6)
     monkeypatch.setattr(searcher_module, "_SCAN_AT_MOST", 10)
