@@ -117,7 +117,8 @@ class NearestCenter:
             if work > _MAX_WORK:
                 self._heads = None
         if self._search_all is None and is_open_B.any():  # while the rows are in the cache
-            ids_B[is_open_B], is_open_B[is_open_B] = self._multiply(z_BD[is_open_B])
+            open_rows = z_BD if is_open_B.all() else z_BD[is_open_B]
+            ids_B[is_open_B], is_open_B[is_open_B] = self._multiply(open_rows)
         return ids_B, is_open_B
 
     def _in_batches(self, work: Callable[[slice], object], num_rows: int) -> None:

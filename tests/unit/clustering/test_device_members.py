@@ -37,7 +37,9 @@ def repeated_rows():
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Makes k-means use the device; returns the number of rows that stay there after each pass."""
+    """Makes k-means use the device from its first centers, which are rows, on; returns the number
+    of rows that stay there after each pass.
+    """
     stay, assign = [], DeviceMembers.assign
 
     def noted(self, centers):
@@ -47,6 +49,7 @@ def passes(monkeypatch):
 
     monkeypatch.setattr(DeviceMembers, "assign", noted)
     monkeypatch.setattr(rows_module, "BLOCK_ROWS", BLOCK)
+    monkeypatch.setattr(kmeans_module, "_SEVERAL_CLUSTERS", np.inf)
     processes.use_device(monkeypatch.setattr)
     return stay
 

@@ -23,7 +23,9 @@ def drawn_rows(power=0.0):
 
 @pytest.fixture
 def products(monkeypatch):
-    """Makes compiled loops worth it; returns the products of the scans that are asked."""
+    """Makes compiled loops worth it and the first centers rows; returns the products of the scans
+    that are asked.
+    """
     asked, by_scan = [], kmeans_module._by_scan
 
     def noted(scan, rows):
@@ -31,6 +33,7 @@ def products(monkeypatch):
         return by_scan(scan, rows)
 
     monkeypatch.setattr(kmeans_module, "_by_scan", noted)
+    monkeypatch.setattr(kmeans_module, "_SEVERAL_CLUSTERS", np.inf)
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 0)
     monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-int8", "numpy"])
     return asked
