@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mlcd.clustering.heads import Heads, main_directions
 from mlcd.clustering.matmul import inner_products, single_scores
 from mlcd.clustering.nearest import CenterScan
-from mlcd.clustering.row_threads import allowed_threads, batches, in_threads
+from mlcd.clustering.row_threads import allowed_threads, batches, in_threads, limited_blas
 from mlcd.types import Embeddings
 
 _BATCH_ROWS: Final = 1024  # rows per matrix product; with more, products leave the cache
@@ -131,7 +131,8 @@ class NearestCenter:
             work(slice(start, min(start + _BATCH_ROWS, num_rows)))
 
     def _search_exactly(self, rows: Embeddings) -> NDArray[np.int32]:
-        return self._exact_scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
+        with limited_blas():  # after a product, threads of OpenBLAS spin, beside the next batch
+            return self._exact_scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
 
     @cached_property
     def _exact_scan(self) -> CenterScan:

@@ -3,6 +3,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from mlcd.clustering import kmeans, nearest_center, row_threads
 from mlcd.clustering.heads import Heads, main_directions
@@ -67,6 +68,22 @@ def test_threads_share_the_rows_where_there_is_work_enough(monkeypatch):
     monkeypatch.setattr(NearestCenter, "_multiply", seen)
     assert (NearestCenter(centers).nearest(rows) == expected).all()
     assert threading.current_thread().name not in workers
+
+
+def test_rows_of_equal_centers_are_compared_without_threads_of_blas(monkeypatch):
+    """They would spin on beside the products of the next rows."""
+    num_threads, nearest = [], nearest_center.CenterScan.nearest
+
+    def noted(self, rows, top):
+        num_threads.append(row_threads._threads_of_blas())
+        return nearest(self, rows, top)
+
+    monkeypatch.setattr(nearest_center.CenterScan, "nearest", noted)
+    centers = np.eye(4, dtype=np.float32)
+    with threadpool_limits(2, user_api="blas"):
+        assert NearestCenter(centers[[0, 1, 1]]).nearest(centers[:2]).tolist() == [0, 1]
+        assert row_threads._threads_of_blas() == 2
+    assert num_threads == [1]
 
 
 @pytest.mark.parametrize(("power", "share"), [(1.0, 0.0), (0.3, 1.0), (0.0, 1.0)])
