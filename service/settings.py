@@ -274,7 +274,7 @@ class Files(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """Concurrent batches of one server process. Every key gets its first batch before any key gets
     a second."""
     batch_concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Concurrent requests of one batch."""
+    """Requests of one batch that are answered at a time."""
 
 
 class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):

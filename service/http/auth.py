@@ -60,6 +60,8 @@ _SCHEME: Final = "bearer "
 # The entry of an ASGI scope with an API key's id, for requests that the server sends to itself on
 # behalf of the key. No client can set it: uvicorn creates the scopes of requests that arrive.
 CALLER: Final = "mlcd.caller"
+# The entry of a request that joins some of one image each; one with an error is sent again, alone.
+JOINED: Final = "mlcd.joined"
 _LOCAL_NAMES: Final = ("localhost", "*.localhost")
 _MAX_CACHED: Final = 256  # Host headers whose check is cached
 _MAX_CACHED_CHARS: Final = 256  # longest header in the cache; DNS names have at most 253

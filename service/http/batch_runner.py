@@ -1,6 +1,7 @@
-"""The work on batches: each line of the input is a request to this very application.
+"""The work on batches: the lines of the input are requests to this very application.
 
 The answer to a line has the bytes that the route answers a client with, because the route makes it.
+Requests for the labels of one image each are joined (`mlcd.service.http.joined_requests`).
 Lines are answered in windows, two at once; each is synced to the disk and counted in its turn.
 """
 
@@ -14,17 +15,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar, cast
+from typing import Any, BinaryIO, Final, TypeVar
 
 import orjson
 from fastapi import FastAPI
 from starlette.types import Message, Scope
 
 from mlcd.errors import ArtifactInvalid, ImageRejected, MlcdError, NotFound
-from mlcd.service.http.auth import CALLER
-from mlcd.service.http.joined_requests import JOINED_ENDPOINT, MAX_JOINED, join_bodies, split_answer
+from mlcd.service.http.auth import CALLER, JOINED
+from mlcd.service.http.joined_requests import (
+    JOINED_ENDPOINT,
+    MAX_JOINED,
+    MAX_JOINED_BYTES,
+    join_bodies,
+    split_answer,
+)
 from mlcd.service.http.problems import RETRYABLE_STATUSES
 from mlcd.service.jobs.batch_inputs import MISSING, InputRequest, count_requests, read_requests
 from mlcd.service.jobs.batches import BatchStore, InputFault, StoredBatch
@@ -42,13 +49,13 @@ _Answer = TypeVar("_Answer")
 @dataclass(frozen=True)
 class _Line:
     """A request of the input. body: a rejection if the image of the request cannot be read.
-    item_field: see `InputRequest`.
+    has_one_image: see `InputRequest`.
     """
 
     custom_id: str
     media_type: str
     body: bytes | ImageRejected
-    item_field: str | None
+    has_one_image: bool
 
 
 @dataclass(frozen=True)
@@ -214,31 +221,50 @@ class BatchRunner:
         return await self._in_thread(self._store.update, batch.id, begin)
 
     async def _answer_window(self, batch: StoredBatch, window: Sequence[_Line]) -> list[_Result]:
+        groups = _group_lines(window) if self._joins(batch) else [[line] for line in window]
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._answer_joined(batch, lines))
-                for lines in _group_lines(batch.endpoint, window)
-            ]
+            tasks = [group.create_task(self._answer_group(batch, lines)) for lines in groups]
         return [result for task in tasks for result in task.result()]
 
-    async def _answer_joined(self, batch: StoredBatch, lines: Sequence[_Line]) -> list[_Result]:
-        """Answers lines by one request; a line with an error is then sent alone."""
-        answers: list[bytes | None] = [None] * len(lines)
+    def _joins(self, batch: StoredBatch) -> bool:
+        """Returns whether requests are joined: not those of a key with a rate, from which a refused
+        request is taken, too.
+        """
+        keys = self._app.state.resources.keys
+        if batch.endpoint != JOINED_ENDPOINT or keys is None:
+            return batch.endpoint == JOINED_ENDPOINT
+        try:
+            return keys.find(batch.owner).rate is None
+        except MlcdError:  # the key is revoked
+            return False
+
+    async def _answer_group(self, batch: StoredBatch, lines: Sequence[_Line]) -> list[_Result]:
+        """Answers lines by one request; those that it leaves without an answer are sent alone."""
+        results = await self._answer_joined(batch, lines) if len(lines) > 1 else [None]
+        async with asyncio.TaskGroup() as group:
+            lone = {
+                place: group.create_task(self._answer(batch, lines[place]))
+                for place, result in enumerate(results)
+                if result is None
+            }
+        return [result or lone[place].result() for place, result in enumerate(results)]
+
+    async def _answer_joined(
+        self, batch: StoredBatch, lines: Sequence[_Line]
+    ) -> Sequence[_Result | None]:
+        """Returns the results of lines; None for one with an error, and for all if the request is
+        refused.
+        """
         request_id = f"{batch.id}-{new_id('')}"
-        if len(lines) > 1:
-            field, bodies = lines[0].item_field or "", [cast("bytes", line.body) for line in lines]
-            media_type, body = join_bodies(lines[0].media_type, field, bodies)
-            scope = _scope(batch, media_type, len(body), request_id)
-            status, _, answer = await self._call(scope, body)
-            if status == HTTPStatus.OK:
-                answers = split_answer(answer, len(lines))
-        alone = [line for line, answer in zip(lines, answers, strict=True) if answer is None]
-        results = iter(await asyncio.gather(*(self._answer(batch, line) for line in alone)))
+        bodies = [line.body for line in lines if isinstance(line.body, bytes)]
+        media_type, body = join_bodies(lines[0].media_type, bodies)
+        scope = _scope(batch, media_type, len(body), request_id)
+        status, _, answer = await self._call({**scope, JOINED: True}, body)
+        if status != HTTPStatus.OK:
+            return [None] * len(lines)
         return [
-            next(results)
-            if answer is None
-            else _result(line.custom_id, HTTPStatus.OK, request_id, answer)
-            for line, answer in zip(lines, answers, strict=True)
+            None if part is None else _result(line.custom_id, status, request_id, part)
+            for line, part in zip(lines, split_answer(answer, len(lines)), strict=True)
         ]
 
     async def _answer(self, batch: StoredBatch, line: _Line) -> _Result:
@@ -301,12 +327,12 @@ def _take(requests: Iterator[InputRequest], num: int) -> list[_Line]:
     """Returns the next lines: at most `num`, and fewer where they are long."""
     window, num_bytes = list[_Line](), 0
     for request in requests:
-        field = request.item_field
         try:
             body: bytes | ImageRejected = request.read_body()
         except ImageRejected as rejection:
-            body, field = rejection, None
-        window.append(_Line(request.custom_id, request.media_type, body, field))
+            body = rejection
+        has_one_image = request.has_one_image and isinstance(body, bytes)
+        window.append(_Line(request.custom_id, request.media_type, body, has_one_image))
         num_bytes += 0 if isinstance(body, ImageRejected) else len(body)
         if len(window) == num or num_bytes >= _WINDOW_BYTES:
             break
@@ -315,15 +341,25 @@ def _take(requests: Iterator[InputRequest], num: int) -> list[_Line]:
     return window
 
 
-def _group_lines(endpoint: str, window: Sequence[_Line]) -> list[list[_Line]]:
+def _group_lines(window: Sequence[_Line]) -> list[list[_Line]]:
     """Returns the lines of a window, in order, in groups that one request can answer."""
-    if endpoint != JOINED_ENDPOINT:
-        return [[line] for line in window]
-    groups = []
-    for (_, field), run in groupby(window, key=lambda line: (line.media_type, line.item_field)):
-        size = 1 if field is None else MAX_JOINED
-        lines = list(run)
-        groups += [lines[start : start + size] for start in range(0, len(lines), size)]
+    groups: list[list[_Line]] = []
+    num_bytes = 0
+    for line in window:
+        size = len(line.body) if isinstance(line.body, bytes) else 0
+        group = groups[-1] if groups else []
+        if (
+            line.has_one_image
+            and group
+            and group[0].has_one_image
+            and len(group) < MAX_JOINED
+            and num_bytes + size <= MAX_JOINED_BYTES
+        ):
+            group.append(line)
+            num_bytes += size
+        else:
+            groups.append([line])
+            num_bytes = size
     return groups
 
 

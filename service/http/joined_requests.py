@@ -1,4 +1,4 @@
-"""Requests for the labels of one item each, sent as one request, which costs less CPU time."""
+"""Requests for the labels of one image each, sent as one request, which costs less CPU time."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,25 +10,28 @@ from mlcd.service.jobs.batch_inputs import JSON
 
 JOINED_ENDPOINT: Final = "/v1/labels"
 MAX_JOINED: Final = 8  # requests
+MAX_JOINED_BYTES: Final = (
+    2**20
+)  # of their bodies; larger images take so long that nothing is gained
+_START, _END = b'{"images":[', b"]}"
 
 
-def join_bodies(media_type: str, field: str, bodies: Sequence[bytes]) -> tuple[str, bytes]:
-    """Returns the media type and the body of a request with the items of all bodies."""
+def join_bodies(media_type: str, bodies: Sequence[bytes]) -> tuple[str, bytes]:
+    """Returns the media type and the body of a request with the images of all bodies."""
     if media_type == JSON:
-        start, end = b"{%b:[" % orjson.dumps(field), b"]}"
-        items = (body[len(start) : -len(end)] for body in bodies)
-        return JSON, start + b",".join(items) + end
+        images = (body[len(_START) : -len(_END)] for body in bodies)
+        return JSON, _START + b",".join(images) + _END
     boundary = uuid4().hex
     head = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{field}"; filename="image"\r\n\r\n'
+        f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="image"\r\n\r\n'
     ).encode()
     parts = b"".join(head + body + b"\r\n" for body in bodies)
     return f"multipart/form-data; boundary={boundary}", parts + f"--{boundary}--\r\n".encode()
 
 
 def split_answer(answer: bytes | bytearray, num: int) -> list[bytes | None]:
-    """Returns, for each of `num` items, the bytes that its request would be answered with alone;
-    None for an item with an error.
+    """Returns, for each of `num` images, the bytes that its request would be answered with alone;
+    None for an image with an error, which may be due to the others.
     """
     content = orjson.loads(answer)
     answers: list[bytes | None] = [None] * num

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
 from mlcd.service.errors import BadRequest, TooLarge, TooSlow
+from mlcd.service.http.auth import JOINED
 from mlcd.service.http.presence import presence_of
 from mlcd.service.http.problems import RETRYABLE_STATUSES, handle_unexpected
 from mlcd.service.inference.cache.cached import CachedPipeline
@@ -179,7 +180,8 @@ class _Exchange:
             self._resources.metrics.inference_request(status, seconds, self._record.stages)
             if status < _FIRST_ERROR:
                 self._resources.metrics.count_body_bytes(self._record.used["bytes"])
-                used = {"requests": 1, **self._record.used}
+                num = self._record.used["images"] if JOINED in self._scope else 1
+                used = {"requests": num, **self._record.used}
                 self._resources.usage.count(self._state.get("key"), used)
         tracer = self._resources.tracer
         if tracer is not None and self._span is not None:

@@ -28,6 +28,7 @@ MISSING: Final = InputFault("missing_input", "the input file was deleted")
 _MAX_FAULTS: Final = 50  # of an input that are reported
 _MAX_LINE_BYTES: Final = 2**26
 _ID_CHARS: Final = 512
+_JSON_RULE: Final = "a line must be one JSON object"
 _RULES: Final = {
     "custom_id": f"custom_id must be a string of 1 to {_ID_CHARS} characters",
     "method": "method must be POST",
@@ -49,15 +50,14 @@ class _Request(BaseModel):
 class InputRequest:
     """A request of a batch.
 
-    read_body: returns its body; raises ImageRejected for an image that cannot be read. item_field:
-    field of a form or of JSON that lists the item of this request and could list those of others,
-    too; None if the request has several items, or something else beside its item.
+    read_body: returns its body; raises ImageRejected for an image that cannot be read.
+    has_one_image: whether the body is an image, or a JSON object of one data-URI and nothing else.
     """
 
     custom_id: str
     media_type: str
     read_body: Callable[[], bytes]
-    item_field: str | None = None
+    has_one_image: bool = False
 
 
 def holds_images(input_file_id: str) -> bool:
@@ -92,7 +92,7 @@ def read_requests(
     images = open_upload(source, filename)
     for entry in islice(images.entries, num_done, None):
         if endpoint == "/v1/labels":
-            yield InputRequest(entry.key, RAW, partial(images.read, entry), "files")
+            yield InputRequest(entry.key, RAW, partial(images.read, entry), True)
         else:
             yield InputRequest(entry.key, JSON, partial(_embed_image, images, entry, model))
 
@@ -151,11 +151,13 @@ def _count_lines(source: Path, endpoint: str, max_lines: int) -> tuple[int, list
 def _fault_of(content: bytes, endpoint: str, seen: set[str]) -> InputFault | None:
     """Returns what is wrong with a line; else adds its custom_id to `seen`."""
     try:
-        request = _Request.model_validate_json(content)
+        request = _Request.model_validate(orjson.loads(content))
+    except orjson.JSONDecodeError:
+        return InputFault("invalid_json_line", _JSON_RULE)
     except ValidationError as error:
         path = error.errors(include_url=False, include_input=False)[0]["loc"]
         field = str(path[0]) if path else "json_line"
-        return InputFault(f"invalid_{field}", _RULES.get(field, "a line must be one JSON object"))
+        return InputFault(f"invalid_{field}", _RULES.get(field, _JSON_RULE))
     if request.url != endpoint:
         return InputFault("invalid_url", f"url must be {endpoint}, the endpoint of the batch")
     if request.custom_id in seen:
@@ -170,15 +172,19 @@ def _read_lines(source: Path, num_done: int) -> Iterator[InputRequest]:
             request = orjson.loads(content)
             body = request["body"]
             yield InputRequest(
-                request["custom_id"], JSON, partial(orjson.dumps, body), _item_field(body)
+                request["custom_id"], JSON, partial(orjson.dumps, body), _has_one_image(body)
             )
 
 
-def _item_field(body: dict[str, Any]) -> str | None:
-    if len(body) != 1:
-        return None
-    ((field, items),) = body.items()
-    return field if isinstance(items, list) and len(items) == 1 else None
+def _has_one_image(body: dict[str, Any]) -> bool:
+    images = body.get("images")
+    return (
+        body.keys() == {"images"}
+        and isinstance(images, list)
+        and len(images) == 1
+        and isinstance(images[0], str)
+        and images[0].startswith("data:")
+    )
 
 
 def _lines_of(file: BinaryIO) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Batches: requests of one file, answered one by one into an output and an error file.
+"""Batches: requests of one file, answered into an output and an error file.
 
 A batch is a row beside its owner's files. One process at a time works on it, which holds the lock
 of `<id>.lock`; the operating system frees the lock of a dead process, and another continues. The

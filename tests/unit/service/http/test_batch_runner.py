@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlcd.service.http import batch_runner
 from mlcd.service.http.batch_runner import BatchRunner, order_fairly
 from mlcd.service.jobs.batches import BatchStore
 from mlcd.service.jobs.files import FileStore
@@ -24,7 +25,7 @@ class App:
     def __init__(self, *refusals):
         encoder = SimpleNamespace(fingerprint="f", name="m")
         settings = SimpleNamespace(files=Files())
-        resources = SimpleNamespace(encoder=encoder, settings=settings)
+        resources = SimpleNamespace(encoder=encoder, settings=settings, keys=None)
         self.state = SimpleNamespace(resources=resources)
         self.refusals, self.calls = list(refusals), 0
 
@@ -37,6 +38,17 @@ class App:
         await send({"type": "http.response.body", "body": json.dumps(body).encode()})
 
 
+class LabelApp(App):
+    """An application that answers with a result for each image."""
+
+    async def __call__(self, scope, receive, send):
+        self.calls += 1
+        images = json.loads((await receive())["body"])["images"]
+        answer = {"errors": [], "results": [{"index": n} for n in range(len(images))]}
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+
 @pytest.fixture
 def store(tmp_path):
     files = FileStore(tmp_path / "files", Files())
@@ -46,7 +58,8 @@ def store(tmp_path):
 
 def new_batch(store, num, *, owner=None, window_s=60.0, fingerprint="f", endpoint=ENDPOINT):
     bodies = [
-        {"images": [number]} if endpoint == LABELS else {"n": number} for number in range(num)
+        {"images": [f"data:{number}"]} if endpoint == LABELS else {"n": number}
+        for number in range(num)
     ]
     lines = [
         {"custom_id": f"{number}", "method": "POST", "url": endpoint, "body": body}
@@ -99,7 +112,24 @@ async def test_lines_that_are_refused_together_are_answered_alone(store):
     ended = await run_until_ended(app, store, new_batch(store, 8, endpoint=LABELS))
     assert (ended.state, ended.completed, app.calls) == ("completed", 8, 10)
     answers = read(store, ended.output_file_id)
-    assert [row["response"]["body"]["images"] for row in answers] == [[n] for n in range(8)]
+    assert [row["response"]["body"]["images"] for row in answers] == [
+        [f"data:{n}"] for n in range(8)
+    ]
+
+
+@pytest.mark.parametrize(("rate", "num_calls"), [(None, 1), (100, 8)])
+async def test_requests_of_a_key_with_a_rate_are_not_joined(store, rate, num_calls):
+    app = LabelApp()
+    app.state.resources.keys = SimpleNamespace(find=lambda _: SimpleNamespace(rate=rate))
+    ended = await run_until_ended(app, store, new_batch(store, 8, endpoint=LABELS))
+    assert (ended.state, ended.completed, app.calls) == ("completed", 8, num_calls)
+
+
+async def test_long_bodies_are_not_joined(store, monkeypatch):
+    monkeypatch.setattr(batch_runner, "MAX_JOINED_BYTES", 3 * len('{"images":["data:0"]}'))
+    app = LabelApp()
+    ended = await run_until_ended(app, store, new_batch(store, 8, endpoint=LABELS))
+    assert (ended.state, ended.completed, app.calls) == ("completed", 8, 3)
 
 
 @pytest.mark.parametrize("fingerprint", ["f", "of another model"])
