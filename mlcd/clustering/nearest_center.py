@@ -13,6 +13,7 @@ Shapes: B rows of a batch, C centers of a block, K centers, D dimension, H head 
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Final
 
@@ -131,7 +132,9 @@ class NearestCenter:
             work(slice(start, min(start + _BATCH_ROWS, num_rows)))
 
     def _search_exactly(self, rows: Embeddings) -> NDArray[np.int32]:
-        with limited_blas():  # after a product, threads of OpenBLAS spin, beside the next batch
+        is_short = len(rows) * self._centers_KD.size < _WORTH_THREADS
+        # after a product, threads of OpenBLAS spin, beside the products of the next batch
+        with limited_blas() if is_short else nullcontext():
             return self._exact_scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
 
     @cached_property

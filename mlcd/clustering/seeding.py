@@ -1,9 +1,9 @@
-"""Finds the initial centers of k-means: distinct rows drawn by a hash of (seed, row), or, for many
-clusters, centers found in two levels.
+"""Finds the initial centers of k-means: distinct rows drawn by a hash of (seed, row), or centers
+found in two levels.
 
 Two levels: a sample is divided into about sqrt(k) coarse cells, the centers are distributed over
-the cells by mass, and each cell is clustered separately. Lloyd's passes over all rows then start
-near the optimum.
+the cells by their distinct rows, and each cell is clustered separately. Lloyd's passes over all
+rows then start near the optimum.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,12 +59,14 @@ def two_level(
     num_coarse = max(2, round(num_clusters**0.5))
     sample_rows = _load_rows(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1))
     num_coarse = min(num_coarse, _num_distinct(sample_rows))
-    coarse = cluster(sample_rows, num_coarse, seed)
+    coarse = world.broadcast(cluster(sample_rows, num_coarse, seed))  # CPUs may round differently
+    del sample_rows
     cell_of, content_of = _cells(sample, coarse)
     num_distinct = _distinct_per_cell(cell_of, content_of, num_coarse)
     if num_distinct.sum() < num_clusters:
         return distinct_rows(rows, num_clusters, seed)
-    shares = shared_out(num_clusters, np.bincount(cell_of, minlength=num_coarse), num_distinct)
+    # by distinct rows: where one is repeated many times, its cell needs no more centers for it
+    shares = shared_out(num_clusters, num_distinct, num_distinct)
     firsts = np.concatenate([[0], np.cumsum(shares)])
     centers = np.zeros((num_clusters, rows.dimension), dtype=np.float32)
     for cell in range(world.rank, num_coarse, world.size):
@@ -146,7 +148,8 @@ def _content_hashes(block: Embeddings) -> NDArray[np.uint64]:
     multipliers = (
         np.random.default_rng(0).integers(2**63, size=block.shape[1], dtype=np.uint64) * 2 + 1
     )
-    hashes: NDArray[np.uint64] = (block + 0.0).view(np.uint32) @ multipliers
+    words = (block + 0.0).view(np.uint32)
+    hashes: NDArray[np.uint64] = np.einsum("nd,d->n", words, multipliers)  # `@` copies the words
     return hashes
 
 

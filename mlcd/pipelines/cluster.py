@@ -51,9 +51,9 @@ from mlcd.world import World
 
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
-# Version of the objective and of the stop rule. A checkpoint of another version is not used, so an
+# Version of the start, the objective and the stop rule. A checkpoint of another is not used, so an
 # upgrade of mlcd during a run does not change the centers.
-_STOP_RULE: Final = 2
+_STOP_RULE: Final = 3
 # first counter of the hash; differs from that of the initial centers
 _AUDITED_STREAM: Final = 2
 _SINGLE_PROCESS: Final = World()
@@ -68,7 +68,7 @@ class ClusterOptions:
     """The options that determine the centers.
 
     names: name each center by the majority of its members' known classes, for display only.
-    iterations: upper limit; None for 25, or 3 after a two-level start (above 16,384 clusters).
+    iterations: upper limit; None for 25, or 3 above 16,384 clusters.
     hold_out: share of each class left out, as in training and evaluation. sample: number of rows
     per cluster to draw by hash and cluster; None for all. subtract_mean: subtract the mean of the
     rows, which the centers store. examples: number of nearest members per center whose keys the

@@ -77,6 +77,17 @@ def test_several_clusters_start_in_two_levels_where_rows_abound(monkeypatch, num
     assert better or first == drawn
 
 
+def test_a_row_that_is_repeated_gets_no_more_centers():
+    """Its cell would need them for the few other rows that it has."""
+    random = np.random.default_rng(0)
+    means = random.standard_normal((100, 32))[random.integers(0, 100, 3200)]
+    rows = unit_rows(means + 0.6 * random.standard_normal(means.shape))
+    rows[:1600] = rows[0]
+    drawn = distinct_rows(ArrayRows([rows]), 100, 0)
+    flat = kmeans([rows], 100, start=drawn).objective[-1]
+    assert kmeans([rows], 100).objective[-1] > 0.995 * flat
+
+
 def test_two_levels_refuse_and_serve_few_distinct_rows():
     rows = ArrayRows([np.repeat(ROWS[:50], 20, axis=0)])
     assert len({row.tobytes() for row in two_level(rows, 50, 0, one_level, World())}) == 50
