@@ -242,12 +242,12 @@ class BatchRunner:
         """Answers lines by one request; those that it leaves without an answer are sent alone."""
         results = await self._answer_joined(batch, lines) if len(lines) > 1 else [None]
         async with asyncio.TaskGroup() as group:
-            lone = {
+            tasks = {
                 place: group.create_task(self._answer(batch, lines[place]))
                 for place, result in enumerate(results)
                 if result is None
             }
-        return [result or lone[place].result() for place, result in enumerate(results)]
+        return [result or tasks[place].result() for place, result in enumerate(results)]
 
     async def _answer_joined(
         self, batch: StoredBatch, lines: Sequence[_Line]
