@@ -104,6 +104,10 @@ SLICES: Final[Sequence[Slice]] = (
     ),
     Slice("study", ("-m", "benchmarks.study", "--device", "cuda")),
     Slice("faiss-search", ("benchmarks/search.py", "--device", "cuda", "--items", "500000")),
+    Slice(
+        "graph-search",
+        ("benchmarks/search.py", "--device", "cuda", "--items", "4000000", "--no-cells"),
+    ),
 )
 
 

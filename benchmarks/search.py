@@ -12,8 +12,9 @@ requested ones, with noise. Queries are drawn in the same way.
 
 --device: in place of all this, the ways in which a collection can search with a GPU, in turns with
 those of the CPU: the exact scan on both, and with faiss the index of cells, tuned to --recall, on
-the CPU; with faiss-gpu-cuvs the same index on the GPU, and CAGRA, which collections do not use. A
-machine without these packages leaves them out and says so.
+the CPU; with faiss-gpu-cuvs the same index on the GPU, and CAGRA's graph. A machine without these
+packages leaves them out and says so. --no-cells leaves out the cells: millions of items take
+minutes.
 """
 
 import argparse
@@ -32,7 +33,7 @@ import numpy as np
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.indexes.scan import scan
-from mlcd.indexes.tuning import HELD_OUT_QUERIES, Tuned, choose_effort, measure, rescore, tune
+from mlcd.indexes.tuning import Tuned, measure, rescore, tune
 from mlcd.types import Embeddings, Neighbors, unit_rows
 
 TOP: Final = 10
@@ -46,7 +47,6 @@ SHARES: Final = (1, 10, 50)
 ADDED_AT_ONCE: Final = 8192
 WRITERS: Final = 16
 DEVICE_BATCHES: Final = (1, 64, 1024)
-CAGRA_EFFORTS: Final = (32, 64, 128, 256, 512)
 
 
 class Surface:
@@ -77,12 +77,19 @@ def main() -> None:
         "--folder", type=Path, help="On the disk that is to be measured; default: a temporary one."
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="the searches without the rest")
+    parser.add_argument("--no-cells", action="store_true", help="with --device: see above")
     options = parser.parse_args()
     if options.device:
         if not torch_runs_on(options.device) and not cuvs_runs_on(options.device):
             print("left out: neither torch nor faiss-gpu-cuvs finds a GPU here")
             return
-        show_device(options.device, options.items, options.dimension, options.recall)
+        show_device(
+            options.device,
+            options.items,
+            options.dimension,
+            options.recall,
+            has_cells=not options.no_cells,
+        )
         return
     if find_spec("faiss") is None:
         print("left out: faiss is not installed here (pip install faiss-cpu)")
@@ -102,9 +109,9 @@ def torch_runs_on(device: str) -> bool:
 def cuvs_runs_on(device: str) -> bool:
     if device == "cpu" or find_spec("faiss") is None:
         return False
-    from mlcd.indexes.faiss import _searches_on_gpus
+    from mlcd.indexes.faiss import searches_on_gpus
 
-    return _searches_on_gpus()
+    return searches_on_gpus()
 
 
 def run(path: Path, num_items: int, dimension: int, recall: float) -> None:
@@ -252,14 +259,18 @@ def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
     return lambda z: index.search(z, TOP, params=params)
 
 
-def show_device(device: str, num_items: int, dimension: int, recall: float) -> None:
+def show_device(
+    device: str, num_items: int, dimension: int, recall: float, *, has_cells: bool
+) -> None:
     """Measures every search of collections that can run here, in turns."""
     data = Surface(dimension)
     starts = range(0, num_items, ADDED_AT_ONCE)
     rows = np.concatenate([data.draw(min(ADDED_AT_ONCE, num_items - start)) for start in starts])
     queries = data.draw(max(DEVICE_BATCHES))
     truth = scan(queries, rows, TOP)
-    arms = {"cpu scan": partial(scan, rows=rows, top=TOP), **device_arms(rows, device, recall)}
+    arms = {"cpu scan": partial(scan, rows=rows, top=TOP), **graph_arms(rows, device, recall)}
+    if has_cells:
+        arms |= cell_arms(rows, device, recall)
     for name, search in arms.items():
         recalled = measure(search(queries), truth, recall, num_items).measured
         print(f"{name}: recall@{TOP} {recalled:.4f}", flush=True)
@@ -278,36 +289,60 @@ def show_device(device: str, num_items: int, dimension: int, recall: float) -> N
             print(flush=True)
 
 
-def device_arms(
+def graph_arms(
     rows: Embeddings, device: str, recall: float
 ) -> dict[str, Callable[[Embeddings], Neighbors]]:
-    """Returns the searches beside the CPU's scan by name; prints what is left out."""
-    arms: dict[str, Callable[[Embeddings], Neighbors]] = {}
-    if torch_runs_on(device):
-        from mlcd.indexes.device_rows import DeviceRows
+    """Returns the scan on the GPU and the graph beside it, by name; prints what is left out."""
+    if not torch_runs_on(device):
+        print("left out, as torch finds no GPU: gpu scan, gpu cagra")
+        return {}
+    from mlcd.indexes.device_rows import DeviceRows
 
-        arms["gpu scan"] = partial(
-            DeviceRows(rows, device).search, top=TOP, added=rows[:0], allowed=None
-        )
-    else:
-        print("left out, as torch finds no GPU: gpu scan")
-    if find_spec("faiss") is None:
-        print("left out, as faiss is not installed: cpu index, gpu index, gpu cagra")
+    on_gpu = DeviceRows(rows, device)
+    given: dict[str, Any] = {"top": TOP, "added": rows[:0], "allowed": None}
+    arms: dict[str, Callable[[Embeddings], Neighbors]] = {
+        "gpu scan": partial(on_gpu.search, **given)
+    }
+    if not cuvs_runs_on(device):
+        print("left out, as it needs a GPU and faiss-gpu-cuvs: gpu cagra")
         return arms
+    from mlcd.indexes.gpu_copy import CannotServe
+    from mlcd.indexes.gpu_graph import GpuGraph
+
+    started = time.perf_counter()
+    try:
+        graph = GpuGraph(on_gpu, rows, recall)
+    except CannotServe as reason:
+        print(f"left out, as a collection would not use it: gpu cagra: {reason}")
+        return arms
+    taken = time.perf_counter() - started
+    print(
+        f"gpu cagra: made and audited in {taken:.0f} s, {graph.speedup:.1f} times the gpu scan, "
+        f"effort {graph.effort}, {graph.recall}",
+        flush=True,
+    )
+    return arms | {"gpu cagra": partial(graph.search, **given)}
+
+
+def cell_arms(
+    rows: Embeddings, device: str, recall: float
+) -> dict[str, Callable[[Embeddings], Neighbors]]:
+    """Returns the searches of cells by name; prints what is left out."""
+    if find_spec("faiss") is None:
+        print("left out, as faiss is not installed: cpu index, gpu index")
+        return {}
     tuned = tune(rows, recall, kind="ivf-sq8")
     if tuned.index is None:
         print(f"left out, as no effort reaches a recall of {recall}: cpu index, gpu index")
-    else:
-        host = tuned.index._index  # type: ignore[attr-defined]  # noqa: SLF001 - the CPU's
-        arms["cpu index"] = partial(search_cells, host, rows, tuned)
+        return {}
+    host = tuned.index._index  # type: ignore[attr-defined]  # noqa: SLF001 - the CPU's
+    arms = {"cpu index": partial(search_cells, host, rows, tuned)}
     if not cuvs_runs_on(device):
-        print("left out, as they need a GPU and faiss-gpu-cuvs: gpu index, gpu cagra")
+        print("left out, as it needs a GPU and faiss-gpu-cuvs: gpu index")
         return arms
     from mlcd.indexes.faiss import _GpuCells
 
-    if tuned.index is not None:
-        arms["gpu index"] = partial(search_cells, _GpuCells(host), rows, tuned)
-    return arms | graph_arm(rows, recall)
+    return arms | {"gpu index": partial(search_cells, _GpuCells(host), rows, tuned)}
 
 
 def search_cells(index: Any, rows: Embeddings, tuned: Tuned, queries: Embeddings) -> Neighbors:
@@ -315,39 +350,6 @@ def search_cells(index: Any, rows: Embeddings, tuned: Tuned, queries: Embeddings
     params = tuned.index._parameters({}, tuned.effort)  # type: ignore[attr-defined]  # noqa: SLF001
     scores, ids = index.search(queries, TOP * tuned.widening, params=params)
     return rescore(queries, rows, Neighbors(ids, scores), TOP)
-
-
-def graph_arm(rows: Embeddings, recall: float) -> dict[str, Callable[[Embeddings], Neighbors]]:
-    """Returns CAGRA's search with the least effort that passes the audit on held-out rows."""
-    import faiss
-
-    def make(indexed: Embeddings) -> Callable[[Embeddings, int], Neighbors]:
-        resources = faiss.StandardGpuResources()
-        index = faiss.GpuIndexCagra(resources, rows.shape[1], faiss.METRIC_INNER_PRODUCT)
-        print(f"gpu cagra: made in {seconds(lambda: index.train(indexed)):.0f} s", flush=True)
-
-        def search(queries: Embeddings, effort: int) -> Neighbors:
-            params = faiss.SearchParametersCagra()
-            params.itopk_size = effort
-            scores, ids = index.search(queries, TOP, params=params)
-            return rescore(queries, indexed, Neighbors(ids, scores), TOP)
-
-        return search
-
-    held_out, indexed = rows[-HELD_OUT_QUERIES:], rows[:-HELD_OUT_QUERIES]
-    search = make(indexed)
-    choice = choose_effort(
-        lambda part, effort: search(held_out[part], effort),
-        scan(held_out, indexed, TOP),
-        recall,
-        len(indexed),
-        efforts=CAGRA_EFFORTS,
-    )
-    if choice is None:
-        print(f"left out, as no effort reaches a recall of {recall}: gpu cagra")
-        return {}
-    print(f"gpu cagra: itopk_size {choice[0]}, {choice[1]}")
-    return {"gpu cagra": partial(make(rows), effort=choice[0])}
 
 
 def in_threads(work: Callable[[int], None]) -> None:

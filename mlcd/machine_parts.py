@@ -101,8 +101,14 @@ def _examine_kernels() -> PartState:
 
 
 def _examine_search() -> PartState:
-    if _examine_gpu().used:
-        return PartState(True, "torch searches collections on the GPU, as far as its memory goes")
+    of_faiss = _examine_faiss()
+    if not _examine_gpu().used:
+        return of_faiss
+    scans = "torch scans collections on the GPU, as far as its memory goes"
+    return PartState(True, f"{scans}; graphs and cells: {of_faiss.detail}", of_faiss.remedy)
+
+
+def _examine_faiss() -> PartState:
     if find_spec("faiss") is None:
         return PartState(False, "FAISS is not installed", install_command("serve"))
     import faiss

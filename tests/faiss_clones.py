@@ -1,5 +1,5 @@
-"""Clones on the CPU in the role of faiss's copies on a GPU, at the calls that only its wheels for
-GPUs have.
+"""Indexes on the CPU in the role of faiss's on a GPU, at the calls that only its wheels for GPUs
+have.
 """
 
 from mlcd.indexes import gpu_copy
@@ -29,8 +29,35 @@ def let_clones_be_copies(monkeypatch):
         "StandardGpuResources": Anything,
         "index_cpu_to_all_gpus": faiss.clone_index,
         "index_cpu_to_gpu": clone,
+        "GpuIndexCagra": GraphAsCagra,
+        "SearchParametersCagra": lambda itopk_size, sel=None: (
+            faiss.SearchParametersHNSW(efSearch=itopk_size)
+            if sel is None
+            else faiss.SearchParametersHNSW(efSearch=itopk_size, sel=sel)
+        ),
     }.items():
         monkeypatch.setattr(faiss, name, fake, raising=False)
     monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
-    monkeypatch.setattr(module, "_searches_on_gpus", module._searches_on_gpus.__wrapped__)
+    monkeypatch.setattr(module, "searches_on_gpus", module.searches_on_gpus.__wrapped__)
     return copied
+
+
+class GraphAsCagra:
+    """A graph of the CPU in CAGRA's role, within CAGRA's bounds."""
+
+    def __init__(self, resources, dimension, metric):
+        import faiss
+
+        assert isinstance(resources, Anything)
+        self._index = faiss.IndexHNSWFlat(dimension, 32, metric)
+
+    def train_c(self, num_rows, pointer):
+        import faiss
+
+        dimension = self._index.d
+        self._index.add(faiss.rev_swig_ptr(pointer, num_rows * dimension).reshape(-1, dimension))
+
+    def search(self, queries, top, *, params):
+        assert 0 < top <= params.efSearch <= 512
+        assert len(queries)
+        return self._index.search(queries, top, params=params)

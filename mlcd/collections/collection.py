@@ -328,16 +328,20 @@ class Collection:
     def describe(self) -> Description:
         searcher = self.state
         tuned = searcher.generation.tuned
+        kind: str = tuned.kind
+        effort, recall = tuned.effort, tuned.recall
+        if (choice := searcher.generation.gpu.graph_choice) is not None:
+            kind, (effort, recall) = "cagra", choice
         return Description(
             items=searcher.num_alive,
             dimension=self.dimension,
             fingerprint=self.fingerprint,
             recall_target=self.recall_target,
-            kind=tuned.kind,
+            kind=kind,
             indexed=searcher.num_indexed,
             unindexed=len(searcher.delta),
-            effort=tuned.effort,
-            recall=asdict(tuned.recall) if tuned.recall else None,
+            effort=effort,
+            recall=asdict(recall) if recall else None,
             generation=searcher.generation.number,
             fields=searcher.columns.names(),
             writable=self.writable,

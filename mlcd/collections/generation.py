@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid
-from mlcd.indexes.gpu_scan import GpuScan
+from mlcd.indexes.gpu_vectors import GpuVectors
 from mlcd.indexes.tuning import Recall, Tuned, tune, widening_of
 from mlcd.types import Embeddings, Fingerprint
 
@@ -42,7 +42,7 @@ class Generation:
     rows: NDArray[np.int64]
     vectors: Embeddings
     tuned: Tuned
-    gpu: GpuScan = field(default_factory=GpuScan, compare=False)
+    gpu: GpuVectors = field(default_factory=GpuVectors, compare=False)
 
 
 def empty_generation(dimension: int) -> Generation:

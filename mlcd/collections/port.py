@@ -49,9 +49,9 @@ class Description:
     """The facts about a collection.
 
     items: number of items. indexed: number in the index. unindexed: number scanned in addition.
-    recall: audited recall of the index, None without an index. writable: False if the folder is not
-    writable or was opened read-only. index_damaged: True from opening a damaged index until it is
-    rebuilt; meanwhile every search is a scan.
+    kind, effort, recall: of the index that serves at present; its audited recall is None without an
+    index. writable: False if the folder is not writable or was opened read-only. index_damaged:
+    True from opening a damaged index until it is rebuilt; meanwhile every search is a scan.
     """
 
     items: int

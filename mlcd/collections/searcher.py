@@ -135,8 +135,10 @@ class Searcher:
             return SearchAnswer([[] for _ in queries], True, matching)
         all_match = matching == self.num_positions
         mask = None if all_match else allowed
-        if (neighbors := self._search_gpu(queries, top, self.delta, mask)) is not None:
-            return SearchAnswer(self._matches(neighbors, threshold), True, matching, "gpu")
+        on_gpu = self._search_gpu(queries, top, self.delta, mask, exact=exact)
+        if on_gpu is not None:
+            neighbors, was_exact = on_gpu
+            return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching, "gpu")
         neighbors, was_exact = self._search_indexed(
             queries, top, None if all_match else allowed[: self.num_indexed], exact=exact
         )
@@ -153,9 +155,9 @@ class Searcher:
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_]
     ) -> Neighbors:
         """Returns the `top` nearest of the generation's positions that are allowed, [Q, top]."""
-        on_gpu = self._search_gpu(queries, top, self.delta[:0], allowed)
+        on_gpu = self._search_gpu(queries, top, self.delta[:0], allowed, exact=False)
         if on_gpu is not None:
-            return on_gpu
+            return on_gpu[0]
         return self._search_indexed(queries, top, allowed, exact=False)[0]
 
     def _search_gpu(
@@ -164,9 +166,20 @@ class Searcher:
         top: int,
         delta: Embeddings,
         allowed: NDArray[np.bool_] | None,
-    ) -> Neighbors | None:
-        vectors = self.generation.vectors
-        return self.generation.gpu.search(queries, top, vectors, delta, allowed)
+        *,
+        exact: bool,
+    ) -> tuple[Neighbors, bool] | None:
+        """Returns the neighbors, and whether all allowed vectors were compared; None if the CPU has
+        to search.
+        """
+        gpu, recall = self.generation.gpu, self.generation.tuned.recall
+        given = queries, top, self.generation.vectors, delta, allowed
+        if not exact and recall is not None:
+            near = gpu.search_graph(*given, target=recall.target)
+            if near is not None:
+                return near, False
+        nearest = gpu.scan(*given)
+        return None if nearest is None else (nearest, True)
 
     def _search_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_] | None, *, exact: bool

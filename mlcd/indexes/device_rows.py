@@ -44,29 +44,37 @@ class DeviceRows:
         self._num_added = 0
         self._lock = threading.Lock()
 
+    def address(self) -> int:
+        """Returns the address on the device of the rows: float32, without gaps, all copied."""
+        if self._rows_ND.is_cuda:
+            torch.cuda.synchronize(self._rows_ND.device)
+        return self._rows_ND.data_ptr()
+
     def search(
         self,
         queries: Embeddings,
         top: int,
         added: Embeddings,
         allowed: NDArray[np.bool_] | None,
+        *,
+        first: int = 0,
     ) -> Neighbors:
         """Returns the `top` rows of highest inner product with each query: ids int64 [Q, top],
         padded with -1; the same as `mlcd.indexes.scan.scan`.
 
         added: [A, D], rows with the ids from N on; each call has those of earlier calls, or a
         prefix of them, first, so that only new ones are copied. allowed: bool [N + A], mask of the
-        rows to search; None allows all.
+        rows to search; None allows all. first: id of the first row to search, at most N.
         """
         with torch.inference_mode():
-            tables = (self._rows_ND, self._append(added))
-            mask = None if allowed is None else torch.from_numpy(allowed).to(self._device)
+            tables = (self._rows_ND[first:], self._append(added))
+            mask = None if allowed is None else torch.from_numpy(allowed[first:]).to(self._device)
             blocks = [
                 _search(part.to(self._device), tables, mask, top)
                 for part in torch.tensor(queries).split(_BLOCK_QUERIES)
             ]
             scores, ids = (torch.cat(part).cpu().numpy() for part in zip(*blocks, strict=True))
-        ids[np.isneginf(scores)] = -1
+        ids = np.where(np.isneginf(scores), -1, ids + first)
         padding = ((0, 0), (0, top - ids.shape[1]))
         ids = np.pad(ids, padding, constant_values=-1)
         scores = np.pad(scores, padding, constant_values=-np.inf)

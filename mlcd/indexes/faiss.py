@@ -24,6 +24,8 @@ _DIMENSIONS_PER_CODE: Final = 4
 _GPU_MAX_TOP: Final = 2048
 _ID_BYTES: Final = 8
 _GPU_ROOM: Final = 1.5  # cells are padded, and a search takes memory
+# Of CAGRA: the size of a search's list of candidates, which is at least the number of neighbors.
+CAGRA_EFFORTS: Final = (32, 64, 128, 256, 512)
 
 
 class FaissIndex:
@@ -70,7 +72,7 @@ class FaissIndex:
 
     @property
     def on_gpu(self) -> bool:
-        return self._gpu_cells.exists
+        return self._gpu_cells.made is not None
 
     def search(
         self,
@@ -88,7 +90,7 @@ class FaissIndex:
         """
         options = {}
         if allowed is not None:
-            options["sel"] = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+            options["sel"] = _selector(allowed)
         params = self._parameters(options, effort) if options or effort is not None else None
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         on_gpu = None
@@ -107,7 +109,7 @@ class FaissIndex:
 
     def _search_gpu(self, queries: Embeddings, top: int, params: Any) -> tuple[Any, Any] | None:
         """Returns (scores, ids) of a search on the GPU; None if the CPU has to search."""
-        if not _searches_on_gpus() or (cells := faiss.try_extract_index_ivf(self._index)) is None:
+        if not searches_on_gpus() or (cells := faiss.try_extract_index_ivf(self._index)) is None:
             return None
         return self._gpu_cells.use(
             lambda: _GpuCells(self._index),
@@ -167,12 +169,55 @@ class _GpuCells:
         return scores, ids
 
 
+class Cagra:
+    """CAGRA's graph of faiss over rows on the first GPU, which takes no further rows. It can be
+    searched by several threads, one at a time.
+    """
+
+    def __init__(self, address: int, num_rows: int, dimension: int) -> None:
+        """address: of the rows on the GPU, float32 [num_rows, dimension]. The graph refers to them,
+        so they must stay.
+        """
+        metric = faiss.METRIC_INNER_PRODUCT
+        self._resources = faiss.StandardGpuResources()
+        self._index = faiss.GpuIndexCagra(self._resources, dimension, metric)
+        self._index.train_c(num_rows, faiss.cast_integer_to_float_ptr(address))
+        self._lock = threading.Lock()
+
+    def search(
+        self,
+        queries: Embeddings,
+        top: int,
+        effort: int,
+        allowed: NDArray[np.bool_] | None = None,
+    ) -> Neighbors:
+        """Returns rows of high inner product: ids int64 [N, top], padded with -1, not in order.
+
+        effort: at least `top`, at most the last of `CAGRA_EFFORTS`. allowed: see
+        `FaissIndex.search`.
+        """
+        options = {} if allowed is None else {"sel": _selector(allowed)}
+        params = faiss.SearchParametersCagra(itopk_size=effort, **options)
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        with self._lock:
+            scores, ids = self._index.search(queries, top, params=params)
+        order = np.argsort(ids, axis=1)
+        ids, scores = (np.take_along_axis(part, order, axis=1) for part in (ids, scores))
+        # cuVS may return a row twice (rapidsai/raft#2234).
+        is_row = (ids >= 0) & (np.diff(ids, axis=1, prepend=-1) != 0)
+        return Neighbors(np.where(is_row, ids, -1), np.where(is_row, scores, -np.inf))
+
+
+def _selector(allowed: NDArray[np.bool_]) -> Any:
+    return faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+
+
 def _gpu_copy() -> GpuCopy[_GpuCells]:
-    return GpuCopy("the cells of a collection")
+    return GpuCopy("the cells of collections are searched on the CPU, not on the GPU")
 
 
 @cache
-def _searches_on_gpus() -> bool:
+def searches_on_gpus() -> bool:
     """Returns whether faiss has a GPU and cuVS; its own GPU indexes ignore selectors in silence."""
     return faiss.get_num_gpus() > 0 and "CUVS" in faiss.get_compile_options()
 

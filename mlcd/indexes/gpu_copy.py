@@ -1,4 +1,4 @@
-"""Data that a GPU holds a copy of while its memory suffices; else the CPU searches."""
+"""Data that a GPU holds a copy of while its memory suffices; else another searches."""
 
 import logging
 import threading
@@ -12,31 +12,38 @@ from mlcd.cores import has_gpu
 # Share of the free memory that one copy may take: encoders need the rest.
 _FREE_SHARE: Final = 0.8
 _RETRY_S: Final = 60
-_PATIENCE_S: Final = 1  # that a search waits for the copy before the CPU takes it
+_PATIENCE_S: Final = 1  # that a search waits for the copy before another takes it
 _log = logging.getLogger("mlcd.collections")
 _Copy = TypeVar("_Copy")
 _Result = TypeVar("_Result")
 
 
+class CannotServe(Exception):
+    """A copy cannot serve, and is not made again."""
+
+
 class GpuCopy(Generic[_Copy]):
     """A copy on a GPU, made by the first search that finds memory for it. Thread-safe."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, without: str) -> None:
+        """without: for the log, what happens until the copy is made."""
+        self._without = without
         self._making = threading.Lock()
         self._copy: _Copy | None = None
         self._retry_at = -float("inf")
         self._warned = False
 
     @property
-    def exists(self) -> bool:
-        return self._copy is not None
+    def made(self) -> _Copy | None:
+        """The copy; None until it is made, and after it failed."""
+        return self._copy
 
     def use(
         self, make: Callable[[], _Copy], num_bytes: int, search: Callable[[_Copy], _Result]
     ) -> _Result | None:
-        """Returns `search(copy)`; None if the CPU has to search, because the copy is not ready,
-        `num_bytes`, which it and its searches take, are not free, or the GPU failed.
+        """Returns `search(copy)`; None if another has to search, because the copy is not ready,
+        `num_bytes`, which it and its searches take, are not free, the GPU failed, or `make` raised
+        CannotServe.
         """
         if (copy := self._copy or self._start(make, num_bytes)) is None:
             return None
@@ -61,17 +68,17 @@ class GpuCopy(Generic[_Copy]):
             if self._copy is None:
                 _check_room(num_bytes)
                 self._copy = make()
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, CannotServe) as error:
             self._give_up(error)
         finally:
             self._making.release()
 
     def _give_up(self, error: Exception) -> None:
-        """Frees the copy, and leaves searches to the CPU for a while; logs the first time."""
-        self._copy, self._retry_at = None, time.monotonic() + _RETRY_S
+        """Frees the copy, and leaves searches to another for a while; logs the first time."""
+        retry_s = float("inf") if isinstance(error, CannotServe) else _RETRY_S
+        self._copy, self._retry_at = None, time.monotonic() + retry_s
         if not self._warned:
-            reason = str(error).partition("\n")[0]
-            _log.warning("%s are searched on the CPU, not on the GPU: %s", self._what, reason)
+            _log.warning("%s: %s", self._without, str(error).partition("\n")[0])
         self._warned = True
 
 

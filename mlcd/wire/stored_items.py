@@ -45,13 +45,14 @@ class IndexRecall(WireAnswer):
 class DescribedIndex(WireAnswer):
     """The index of a collection.
 
-    kind: flat means exact searches without an index. indexed, unindexed: numbers of items inside
-    and outside of the index; items outside are scanned. effort: search effort of the index. target:
-    recall@10 to reach. recall: null if searches are exact. damaged: the index was damaged and is
-    being rebuilt; searches are exact until then. error: why the last attempt to build it failed.
+    kind: flat means exact searches without an index, cagra a graph on a GPU. indexed, unindexed:
+    numbers of items inside and outside of the index; items outside are scanned. effort: search
+    effort of the index. target: recall@10 to reach. recall: null if searches are exact. damaged:
+    the index was damaged and is being rebuilt; searches are exact until then. error: why the last
+    attempt to build it failed.
     """
 
-    kind: SkipValidation[Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]]
+    kind: SkipValidation[Literal["flat", "hnsw", "ivf-sq8", "ivf-pq", "cagra"]]
     generation: int
     indexed: int
     unindexed: int

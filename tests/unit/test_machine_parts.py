@@ -126,6 +126,15 @@ def test_faiss_for_gpus_is_used_where_it_finds_one(monkeypatch, num, used):
     assert (state.used, "1.15.1" in state.detail) == (used, True)
 
 
+def test_beside_torch_faiss_is_told_to_have_the_graphs(monkeypatch):
+    torch_of(monkeypatch)
+    stub(monkeypatch, "faiss", __version__="1.15.1")
+    state = examine_parts()["search on GPUs"]
+    assert state.used
+    assert state.detail.endswith("graphs and cells: FAISS 1.15.1 is built for CPUs only")
+    assert state.remedy == "see GPU"
+
+
 @pytest.mark.parametrize(
     ("package", "part", "extra"),
     [

@@ -9,8 +9,9 @@ import pytest
 
 from mlcd.collections.item import Item
 from mlcd.collections.places import open_place
-from mlcd.indexes import gpu_copy, gpu_scan
+from mlcd.indexes import gpu_copy, gpu_vectors
 from mlcd.types import unit_rows
+from tests.faiss_clones import let_clones_be_copies
 from tests.milvus_server import milvus_lite, milvus_server
 from tests.postgres_server import postgres_server
 
@@ -38,11 +39,14 @@ def lite(tmp_path_factory):
 
 
 def search_as_on_a_gpu(monkeypatch):
-    """Lets torch on the CPU take a GPU's role, also for few items."""
+    """Lets torch and faiss on the CPU take a GPU's role, also for few items."""
     device_rows = pytest.importorskip("mlcd.indexes.device_rows")
+    gpu_graph = pytest.importorskip("mlcd.indexes.gpu_graph")
+    let_clones_be_copies(monkeypatch)
     monkeypatch.setattr(gpu_copy, "find_gpu", lambda: "cpu")
-    monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
-    monkeypatch.setattr(gpu_scan, "LEAST_ROWS", 1)
+    monkeypatch.setattr(gpu_vectors, "LEAST_ROWS", 1)
+    monkeypatch.setattr(gpu_vectors, "GRAPH_LEAST_BYTES", 1)
+    monkeypatch.setattr(gpu_graph, "_LEAST_SPEEDUP", 0)
     monkeypatch.setattr(device_rows, "free_bytes", lambda: 1 << 40)
 
 

@@ -11,7 +11,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
-from mlcd.indexes import gpu_copy, gpu_scan, tuning
+from mlcd.indexes import gpu_copy, gpu_vectors, tuning
 from mlcd.types import unit_rows
 from tests.conftest import run_python
 from tests.faiss_clones import let_clones_be_copies
@@ -61,28 +61,40 @@ def let_gpu_lack_room_for_vectors(monkeypatch):
     """Gives torch a GPU that has room for cells, but not for the vectors and their scores."""
     pytest.importorskip("torch")
     monkeypatch.setattr(gpu_copy, "find_gpu", lambda: "cpu")
-    monkeypatch.setattr(gpu_copy, "free_bytes", lambda: gpu_scan._SCORE_BYTES)
+    monkeypatch.setattr(gpu_copy, "free_bytes", lambda: gpu_vectors._SCORE_BYTES)
+
+
+def let_gpu_hold_graphs(monkeypatch):
+    """Gives torch a GPU that has room for all, and lets few vectors have a graph."""
+    gpu_graph = pytest.importorskip("mlcd.indexes.gpu_graph")
+    monkeypatch.setattr(gpu_copy, "find_gpu", lambda: "cpu")
+    monkeypatch.setattr(gpu_copy, "free_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(gpu_vectors, "GRAPH_LEAST_BYTES", 1)
+    monkeypatch.setattr(gpu_graph, "_LEAST_SPEEDUP", 0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "by", "has_torch_gpu"),
+    ("kind", "by", "let_torch_have_a_gpu"),
     [
-        ("hnsw", "cpu", False),
-        ("ivf-sq8", "cpu", False),
-        ("ivf-sq8", "gpu", False),
-        ("ivf-sq8", "gpu", True),
+        ("hnsw", "cpu", None),
+        ("ivf-sq8", "cpu", None),
+        ("ivf-sq8", "gpu", None),
+        ("ivf-sq8", "gpu", let_gpu_lack_room_for_vectors),
+        ("cagra", "gpu", let_gpu_hold_graphs),
     ],
 )
-def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind, by, has_torch_gpu):
+def test_an_approximate_index_keeps_the_promises(
+    tmp_path, monkeypatch, kind, by, let_torch_have_a_gpu
+):
     """Recall at its target, min(top, matches) whatever the filter, exact on request, scores of
     float32.
     """
     if by == "gpu":
         let_clones_be_copies(monkeypatch)
-    if has_torch_gpu:
-        let_gpu_lack_room_for_vectors(monkeypatch)
+    if let_torch_have_a_gpu is not None:
+        let_torch_have_a_gpu(monkeypatch)
     monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
-    monkeypatch.setattr(tuning, "HNSW_ROWS", 1000 if kind == "ivf-sq8" else 10**6)
+    monkeypatch.setattr(tuning, "HNSW_ROWS", 10**6 if kind == "hnsw" else 1000)
     monkeypatch.setattr(searcher_module, "_SCAN_AT_MOST", 10)
     generator = np.random.default_rng(0)
     vectors = unit_rows(generator.standard_normal((6000, DIMENSION)))
@@ -94,6 +106,7 @@ def test_an_approximate_index_keeps_the_promises(tmp_path, monkeypatch, kind, by
         collection.reindex()
     with Collection.open(path) as collection:
         collection.delete("i11")
+        collection.search(vectors[:1], 1)
         described = collection.describe()
         assert described.kind == kind
         assert described.recall["low"] >= 0.95

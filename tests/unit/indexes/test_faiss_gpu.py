@@ -18,7 +18,7 @@ REAL = pytest.param(
     "real",
     marks=[
         pytest.mark.gpu,
-        pytest.mark.skipif(not module._searches_on_gpus(), reason="needs faiss-gpu-cuvs and a GPU"),
+        pytest.mark.skipif(not module.searches_on_gpus(), reason="needs faiss-gpu-cuvs and a GPU"),
     ],
 )
 
@@ -33,7 +33,7 @@ def copies(request, monkeypatch):
         faiss, "index_cpu_to_gpu", lambda *given: copied.append(given[2]) or copy(*given)
     )
     monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
-    monkeypatch.setattr(module, "_searches_on_gpus", module._searches_on_gpus.__wrapped__)
+    monkeypatch.setattr(module, "searches_on_gpus", module.searches_on_gpus.__wrapped__)
     return copied
 
 

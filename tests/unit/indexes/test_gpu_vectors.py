@@ -10,9 +10,9 @@ import pytest
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.indexes import gpu_copy, gpu_scan
+from mlcd.indexes import gpu_copy, gpu_vectors
 from mlcd.indexes.gpu_copy import GpuCopy
-from mlcd.indexes.gpu_scan import GpuScan
+from mlcd.indexes.gpu_vectors import GpuVectors
 from mlcd.indexes.scan import scan
 from mlcd.types import unit_rows
 
@@ -41,7 +41,7 @@ def all_rows():
 def device(request, monkeypatch):
     monkeypatch.setattr(gpu_copy, "find_gpu", lambda: request.param)
     monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
-    monkeypatch.setattr(gpu_scan, "LEAST_ROWS", 1000)
+    monkeypatch.setattr(gpu_vectors, "LEAST_ROWS", 1000)
     monkeypatch.setattr(device_rows, "_BLOCK_QUERIES", 7)
     monkeypatch.setattr(device_rows, "_BLOCK_SCORES", 7 * 512)
     if request.param == "cpu":
@@ -52,11 +52,11 @@ def device(request, monkeypatch):
 @pytest.fixture
 def search(all_rows):
     """Searches the first `num` rows, of which those after the generation's were added."""
-    gpu = GpuScan()
+    gpu = GpuVectors()
     indexed, added = all_rows[:NUM_INDEXED], all_rows[NUM_INDEXED:]
 
     def run(queries, top, num=5000, allowed=None):
-        return gpu.search(queries, top, indexed, added[: num - NUM_INDEXED], allowed)
+        return gpu.scan(queries, top, indexed, added[: num - NUM_INDEXED], allowed)
 
     return run
 
@@ -94,7 +94,7 @@ def test_rows_that_are_added_are_found_and_an_earlier_state_has_only_its_own(sea
 
 def test_equals_come_in_the_order_of_their_ids(all_rows):
     same = np.repeat(all_rows[:1], 3000, axis=0)
-    ids = GpuScan().search(same[:1], 3000, same, same[:0], None).ids
+    ids = GpuVectors().scan(same[:1], 3000, same, same[:0], None).ids
     assert ids[0].tolist() == list(range(3000))
 
 
@@ -120,7 +120,7 @@ def test_the_cpu_searches_while_one_thread_copies(monkeypatch):
     for _ in range(3):
         assert copy.use(make, 0, str.upper) is None
     may_end.set()
-    while not copy.exists:
+    while copy.made is None:
         time.sleep(0.01)
     assert copy.use(make, 0, str.upper) == "COPY"
     copy._make(make, 0)  # of a search that began before the copy was there
@@ -133,13 +133,13 @@ def test_no_queries_find_nothing(search, all_rows):
 
 def test_few_rows_stay_on_the_cpu(all_rows):
     few = all_rows[:999]
-    assert GpuScan().search(few[:1], 1, few, few[:0], None) is None
+    assert GpuVectors().scan(few[:1], 1, few, few[:0], None) is None
 
 
 def test_without_a_gpu_the_cpu_searches(all_rows, monkeypatch):
     monkeypatch.setattr(gpu_copy, "find_gpu", lambda: None)
     monkeypatch.setattr(device_rows, "DeviceRows", None)
-    assert GpuScan().search(all_rows[:1], 1, all_rows, all_rows[:0], None) is None
+    assert GpuVectors().scan(all_rows[:1], 1, all_rows, all_rows[:0], None) is None
 
 
 def test_a_gpu_with_too_little_memory_leaves_the_search_to_the_cpu(
@@ -155,8 +155,8 @@ def test_a_gpu_with_too_little_memory_leaves_the_search_to_the_cpu(
         f"{int(needed):,} bytes are needed, {int(needed) - 2:,} may be taken"
     ]
     monkeypatch.setattr(gpu_copy, "_RETRY_S", 0)
-    fresh = GpuScan()
-    assert fresh.search(all_rows[:1], 1, all_rows, all_rows[:0], None).ids.tolist() == [[0]]
+    fresh = GpuVectors()
+    assert fresh.scan(all_rows[:1], 1, all_rows, all_rows[:0], None).ids.tolist() == [[0]]
 
 
 def test_a_gpu_that_fails_in_a_search_leaves_it_to_the_cpu_until_it_works(
