@@ -40,7 +40,7 @@ _COMMANDS: Final = {
     "verify": "verify_artifact",
 }
 # extra of each product, to prefer if several extras install the missing package
-_EXTRAS: Final = {"mlcd.service": "serve", "mlcd.training": "train"}
+_EXTRAS: Final = {"mlcd.service": "serve", "mlcd.training": "train", "mlcd.demo": "train"}
 _USER_ERROR = 2
 _INTERRUPTED = 130
 

@@ -6,7 +6,6 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -59,8 +58,6 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
 
     Options but --config and --print-config are also environment variables: MLCD_MODEL, MLCD_PORT, …
     """
-    if find_spec("pydantic_settings") is None:  # before launching an engine without its libraries
-        raise ModuleNotFoundError(name="pydantic_settings")
     if not print_config:
         allow_descriptors()
         ignore_hangups()

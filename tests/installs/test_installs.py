@@ -200,10 +200,12 @@ def test_python_does_what_the_commands_do_without_extras(bare):
     ("line", "extra"),
     [
         ("mlcd serve --model pixels", "serve"),
+        ("mlcd explore photos --once", "serve"),
         ("mlcd worker", "serve"),
         ("mlcd keys list", "serve"),
         ("mlcd jobs list", "client"),
         ("mlcd train tiny.yaml", "train"),
+        ("mlcd demo --no-serve", "train"),
         ("mlcd embed photos emb --model hog", "train"),
         ("mlcd export starter model", "starter"),
         ("mlcd sync photos s3://bucket/photos", "s3"),

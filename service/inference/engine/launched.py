@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from mlcd.child import launch
 
@@ -37,6 +38,8 @@ class LaunchedEngine:
 
 def launch_engine() -> LaunchedEngine:
     """Starts a process, which ends with the calling thread. Needs no event loop."""
+    if find_spec("pydantic_settings") is None:  # of the packages of a server, which it would miss
+        raise ModuleNotFoundError(name="pydantic_settings")
     launched_at, descriptor = time.perf_counter(), os.memfd_create("mlcd-batches")
     try:
         process = launch("mlcd.service.inference.engine.worker", descriptors=(descriptor,))
