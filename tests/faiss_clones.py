@@ -30,16 +30,21 @@ def let_clones_be_copies(monkeypatch):
         "index_cpu_to_all_gpus": faiss.clone_index,
         "index_cpu_to_gpu": clone,
         "GpuIndexCagra": GraphAsCagra,
-        "SearchParametersCagra": lambda itopk_size, sel=None: (
-            faiss.SearchParametersHNSW(efSearch=itopk_size)
-            if sel is None
-            else faiss.SearchParametersHNSW(efSearch=itopk_size, sel=sel)
-        ),
+        "SearchParametersCagra": cagra_parameters,
+        "search_algo_SINGLE_CTA": 0,
     }.items():
         monkeypatch.setattr(faiss, name, fake, raising=False)
     monkeypatch.setattr(gpu_copy, "_PATIENCE_S", 60)
     monkeypatch.setattr(module, "searches_on_gpus", module.searches_on_gpus.__wrapped__)
     return copied
+
+
+def cagra_parameters(*, algo, itopk_size, sel=None):
+    import faiss
+
+    assert algo == faiss.search_algo_SINGLE_CTA
+    options = {} if sel is None else {"sel": sel}
+    return faiss.SearchParametersHNSW(efSearch=itopk_size, **options)
 
 
 class GraphAsCagra:
@@ -59,5 +64,5 @@ class GraphAsCagra:
 
     def search(self, queries, top, *, params):
         assert 0 < top <= params.efSearch <= 512
-        assert len(queries)
+        assert 0 < len(queries) <= 256
         return self._index.search(queries, top, params=params)

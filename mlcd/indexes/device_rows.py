@@ -25,9 +25,11 @@ def find_gpu() -> str | None:
 
 
 def free_bytes() -> int:
-    """Returns the GPU's memory that is free, or that torch holds for reuse."""
-    held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return torch.cuda.mem_get_info()[0] + held
+    """Returns the GPU's free memory, after torch gave back what it holds for reuse, which other
+    libraries could not take.
+    """
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
 
 
 class DeviceRows:

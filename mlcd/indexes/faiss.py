@@ -24,8 +24,9 @@ _DIMENSIONS_PER_CODE: Final = 4
 _GPU_MAX_TOP: Final = 2048
 _ID_BYTES: Final = 8
 _GPU_ROOM: Final = 1.5  # cells are padded, and a search takes memory
-# Of CAGRA: the size of a search's list of candidates, which is at least the number of neighbors.
+# The sizes of the list of candidates of one search. Others are rounded up to the next 32.
 CAGRA_EFFORTS: Final = (32, 64, 128, 256, 512)
+_CAGRA_BLOCK_QUERIES: Final = 256  # with a filter, each takes up to 512 KiB of the GPU
 
 
 class FaissIndex:
@@ -175,8 +176,8 @@ class Cagra:
     """
 
     def __init__(self, address: int, num_rows: int, dimension: int) -> None:
-        """address: of the rows on the GPU, float32 [num_rows, dimension]. The graph refers to them,
-        so they must stay.
+        """address: of the rows on the GPU, float32 [num_rows, dimension], which must stay: the
+        graph has a copy of its own only if the dimension is not a multiple of 4.
         """
         metric = faiss.METRIC_INNER_PRODUCT
         self._resources = faiss.StandardGpuResources()
@@ -197,10 +198,17 @@ class Cagra:
         `FaissIndex.search`.
         """
         options = {} if allowed is None else {"sel": _selector(allowed)}
-        params = faiss.SearchParametersCagra(itopk_size=effort, **options)
+        # One algorithm for any number of queries: by itself, cuVS has one for few and one for many.
+        params = faiss.SearchParametersCagra(
+            algo=faiss.search_algo_SINGLE_CTA, itopk_size=effort, **options
+        )
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        with self._lock:
-            scores, ids = self._index.search(queries, top, params=params)
+        blocks = []
+        for start in range(0, len(queries), _CAGRA_BLOCK_QUERIES):
+            with self._lock:
+                block = queries[start : start + _CAGRA_BLOCK_QUERIES]
+                blocks.append(self._index.search(block, top, params=params))
+        scores, ids = (np.concatenate(part) for part in zip(*blocks, strict=True))
         order = np.argsort(ids, axis=1)
         ids, scores = (np.take_along_axis(part, order, axis=1) for part in (ids, scores))
         # cuVS may return a row twice (rapidsai/raft#2234).

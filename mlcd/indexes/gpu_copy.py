@@ -25,10 +25,12 @@ class CannotServe(Exception):
 class GpuCopy(Generic[_Copy]):
     """A copy on a GPU, made by the first search that finds memory for it. Thread-safe."""
 
-    def __init__(self, without: str) -> None:
-        """without: for the log, what happens until the copy is made."""
+    def __init__(self, without: str, *, making: "threading.Lock | None" = None) -> None:
+        """without: for the log, what happens until the copy is made. making: copies that share it
+        are made one at a time; None lets this one be made beside all others.
+        """
         self._without = without
-        self._making = threading.Lock()
+        self._making = making or threading.Lock()
         self._copy: _Copy | None = None
         self._retry_at = -float("inf")
         self._warned = False
@@ -42,14 +44,14 @@ class GpuCopy(Generic[_Copy]):
         self, make: Callable[[], _Copy], num_bytes: int, search: Callable[[_Copy], _Result]
     ) -> _Result | None:
         """Returns `search(copy)`; None if another has to search, because the copy is not ready,
-        `num_bytes`, which it and its searches take, are not free, the GPU failed, or `make` raised
-        CannotServe.
+        `num_bytes`, which it and its searches take, are not free, the GPU failed, or `make` or
+        `search` raised CannotServe.
         """
         if (copy := self._copy or self._start(make, num_bytes)) is None:
             return None
         try:
             return search(copy)
-        except (MemoryError, RuntimeError) as error:  # no memory, or the GPU failed
+        except (MemoryError, RuntimeError, CannotServe) as error:  # no memory, or the GPU failed
             self._give_up(error)
             return None
 

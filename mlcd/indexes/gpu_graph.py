@@ -6,48 +6,67 @@ Shapes: Q queries, N rows, A rows added to them, D dimension.
 """
 
 import logging
+import math
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.cores import memory_limit_bytes
 from mlcd.indexes.device_rows import DeviceRows
 from mlcd.indexes.faiss import CAGRA_EFFORTS, Cagra
 from mlcd.indexes.gpu_copy import CannotServe
 from mlcd.indexes.scan import merge_neighbors
-from mlcd.indexes.tuning import AUDITED_TOP, HELD_OUT_QUERIES, Recall, choose_effort
+from mlcd.indexes.tuning import AUDITED_TOP, HELD_OUT_QUERIES, choose_effort
 from mlcd.types import Embeddings, Neighbors
 
 # Exact answers are worth more than a graph that is less than this many times as fast.
 _LEAST_SPEEDUP: Final = 2.0
 _TIMED_QUERIES: Final = 64
 _TIMED_ROUNDS: Final = 5
+# RAM that cuVS takes while it makes the graph: 128 and 64 links of 4 bytes.
+_HOST_BYTES_PER_ROW: Final = 768
+_HOST_SHARE: Final = 0.25
 _log = logging.getLogger("mlcd.collections")
 
 
 class GpuGraph:
-    """A graph that several threads may search at once.
+    """A graph that several threads may search at once. Its methods raise CannotServe if the GPU
+    lacks memory or failed: making it again would take minutes, and may fail as well.
 
     effort, recall: the least effort that reaches the target, and the recall audited with it.
     speedup: the time that a scan takes for 64 queries, over that of the graph.
     """
 
     def __init__(self, rows: DeviceRows, vectors: Embeddings, target: float) -> None:
-        """Makes and audits the graph of `rows`, the copy of `vectors` [N, D]. Raises CannotServe if
-        no effort reaches the target recall, or if a scan is about as fast.
+        """Makes and audits the graph of `rows`, the copy of `vectors` [N, D]. Raises CannotServe
+        also if no effort reaches the target recall, if a scan is about as fast, or if RAM is short.
         """
         self._rows = rows
         self._num_linked = len(vectors) - min(HELD_OUT_QUERIES, len(vectors) // 5)
-        try:
+        _check_ram(_HOST_BYTES_PER_ROW * len(vectors))
+        queries, none_added = np.array(vectors[self._num_linked :]), vectors[:0]
+        is_linked = np.arange(len(vectors)) < self._num_linked
+        with _final_failures():
             self._cagra = Cagra(rows.address(), self._num_linked, vectors.shape[1])
-        except RuntimeError as error:  # it would fail again, after as long
-            raise CannotServe(str(error)) from error
-        queries = np.array(vectors[self._num_linked :])
-        self.effort, self.recall = self._audit(queries, vectors[:0], target)
-        self.speedup = self._compare_times(queries[:_TIMED_QUERIES], vectors[:0])
+            choice = choose_effort(
+                lambda part, effort: self._cagra.search(queries[part], AUDITED_TOP, effort),
+                rows.search(queries, AUDITED_TOP, none_added, is_linked),
+                target,
+                self._num_linked,
+                efforts=CAGRA_EFFORTS,
+            )
+            if choice is None:
+                raise CannotServe(f"with no effort it has a recall of {target}")
+            self.effort, self.recall = choice
+            self.speedup = self._compare_times(queries[:_TIMED_QUERIES], none_added)
+            # The first search with a filter compiles a kernel.
+            self.search(queries[:1], AUDITED_TOP, none_added, is_linked)
         _log.info(
             "a graph on the GPU searches %d vectors, %.1f times as fast as a scan: effort %d, %s",
             self._num_linked,
@@ -68,43 +87,53 @@ class GpuGraph:
         """
         linked = None if allowed is None else allowed[: self._num_linked]
         num_allowed = self._num_linked if linked is None else int(np.count_nonzero(linked))
-        effort = max(self.effort, top)
-        # As in a graph of the CPU: with fewer allowed rows, the nearest one is farther away.
-        if not len(queries) or effort * self._num_linked > CAGRA_EFFORTS[-1] * num_allowed:
+        if not len(queries) or not num_allowed:
             return None
-        effort = -(-effort * self._num_linked // num_allowed)
-        found = self._cagra.search(queries, top, effort, linked)
-        if ((found.ids >= 0).sum(axis=1) < min(top, num_allowed)).any():
-            return None
-        others = self._rows.search(queries, top, added, allowed, first=self._num_linked)
-        return merge_neighbors(found, others, top)
-
-    def _audit(
-        self, queries: Embeddings, none_added: Embeddings, target: float
-    ) -> tuple[int, Recall]:
-        is_linked = np.arange(self._num_linked + len(queries)) < self._num_linked
-        choice = choose_effort(
-            lambda part, effort: self._cagra.search(queries[part], AUDITED_TOP, effort),
-            self._rows.search(queries, AUDITED_TOP, none_added, is_linked),
-            target,
-            self._num_linked,
-            efforts=CAGRA_EFFORTS,
+        # The effort was audited for some neighbors among all rows; more of them, and fewer rows,
+        # whose nearest is farther away, need more.
+        effort = math.ceil(
+            self.effort * max(1, top / AUDITED_TOP) * (self._num_linked / num_allowed)
         )
-        if choice is None:
-            raise CannotServe(f"with no effort it has a recall of {target}")
-        return choice
+        if effort > CAGRA_EFFORTS[-1]:
+            return None
+        with _final_failures():
+            found = self._cagra.search(queries, top, effort, linked)
+            others = self._rows.search(queries, top, added, allowed, first=self._num_linked)
+            neighbors = merge_neighbors(found, others, top)
+            num_found = (found.ids >= 0).sum(axis=1)
+            lacking = np.flatnonzero(num_found < min(top, num_allowed))
+            if len(lacking):
+                scanned = self._rows.search(queries[lacking], top, added, allowed)
+                neighbors.ids[lacking], neighbors.scores[lacking] = scanned.ids, scanned.scores
+        return neighbors
 
     def _compare_times(self, queries: Embeddings, none_added: Embeddings) -> float:
         """Returns the median time of a scan over that of the graph; they are run in turns."""
-        given = queries, AUDITED_TOP, none_added, None
+        given = queries, AUDITED_TOP, none_added
         scans, own = [], []
         for _ in range(_TIMED_ROUNDS):
-            scans.append(_seconds(lambda: self._rows.search(*given)))
-            own.append(_seconds(lambda: self.search(*given)))
+            scans.append(_seconds(lambda: self._rows.search(*given, None)))
+            own.append(_seconds(lambda: self.search(*given, None)))
         speedup = statistics.median(scans) / statistics.median(own)
         if speedup < _LEAST_SPEEDUP:
             raise CannotServe(f"it is {speedup:.1f} times as fast as a scan, not {_LEAST_SPEEDUP}")
         return speedup
+
+
+@contextmanager
+def _final_failures() -> Iterator[None]:
+    """Turns errors of memory and of the GPU, of cuVS, faiss and torch, into CannotServe."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        raise CannotServe(str(error)) from error
+
+
+def _check_ram(num_bytes: int) -> None:
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = int(_HOST_SHARE * min(machine_bytes, memory_limit_bytes() or machine_bytes))
+    if num_bytes > available:
+        raise CannotServe(f"{num_bytes:,} bytes of RAM are needed, {available:,} may be taken")
 
 
 def _seconds(work: Callable[[], object]) -> float:

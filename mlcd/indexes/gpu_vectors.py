@@ -6,6 +6,7 @@ made, which answers approximate searches if it keeps the target recall and is mu
 of the CPU stays: it serves where the GPU's memory does not suffice.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,8 @@ _SCORE_BYTES: Final = 1 << 30
 # 64 links of 4 bytes, and while they are made twice as many, and compressed vectors.
 _GRAPH_BYTES_PER_ROW: Final = 2048
 _FAISS_BYTES: Final = 2 << 30
+# Each takes minutes, and two would find the same memory free.
+_making_a_graph: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class _Copy:
 
     rows: "DeviceRows"
     graph: "GpuCopy[GpuGraph]" = field(
-        default_factory=lambda: GpuCopy("collections on the GPU are scanned, without a graph")
+        default_factory=lambda: GpuCopy(
+            "collections on the GPU are scanned, without a graph", making=_making_a_graph
+        )
     )
 
 
@@ -101,7 +106,7 @@ class GpuVectors:
             added,
             lambda copy: copy.graph.use(
                 lambda: GpuGraph(copy.rows, indexed, target),
-                _GRAPH_BYTES_PER_ROW * len(indexed) + _FAISS_BYTES,
+                _graph_bytes(indexed),
                 lambda graph: graph.search(queries, top, added, allowed),
             ),
         )
@@ -122,3 +127,10 @@ class GpuVectors:
             int(_ROOM * _FLOAT_BYTES * num_rows * indexed.shape[1]) + _SCORE_BYTES,
             search,
         )
+
+
+def _graph_bytes(vectors: Embeddings) -> int:
+    """Returns the memory that a graph of these vectors takes, most of it while it is made."""
+    # cuVS copies rows that are not a multiple of 16 bytes.
+    copied = vectors.nbytes if vectors.shape[1] % 4 else 0
+    return copied + _GRAPH_BYTES_PER_ROW * len(vectors) + _FAISS_BYTES

@@ -96,7 +96,7 @@ def test_the_effort_is_the_least_that_reaches_the_target_and_is_audited(gpu, sea
     assert (recall.queries, recall.rows) == (NUM // 10, NUM_LINKED)
 
 
-@pytest.mark.parametrize("top", [1, 10, 100, 512])
+@pytest.mark.parametrize("top", [1, 10, 50])
 def test_it_finds_what_a_scan_finds(search, all_rows, queries, top):
     assert_near(search(top), queries, all_rows, top)
 
@@ -130,27 +130,38 @@ def test_the_fewer_rows_a_filter_leaves_the_more_effort_it_gets(gpu, search, all
 
 def test_where_a_graph_would_find_too_little_a_scan_searches(search, all_rows):
     assert search(10) is not None
-    assert search(513) is None
+    assert search(161) is None, "an effort of 32 for 10 neighbors is more than 512 for 161"
     few = np.arange(len(all_rows)) < NUM_LINKED // 20
     assert search(10, few) is None
     assert search(10, np.zeros(len(all_rows), dtype=bool)) is None
     assert search(10, queries=all_rows[:0]) is None
 
 
-def test_a_row_that_is_found_twice_is_left_to_a_scan(gpu, search, monkeypatch, device):
+def test_a_query_that_is_answered_twice_the_same_is_scanned(
+    gpu, search, queries, all_rows, monkeypatch, device
+):
     if device == "cuda":
         pytest.skip("replaces the stand-in")
     assert search(10) is not None
     index = gpu._copy.made.graph.made._cagra._index
-    honest = index.search
+    honest, scan_rows = index.search, device_rows.DeviceRows.search
+    scanned = []
 
-    def search_twice(*given, **options):
+    def repeat_a_row(*given, **options):
         scores, ids = honest(*given, **options)
-        ids[:, 1], scores[:, 1] = ids[:, 0], scores[:, 0]
+        ids[3, 1:], scores[3, 1:] = ids[3, 0], scores[3, 0]
         return scores, ids
 
-    monkeypatch.setattr(index, "search", search_twice)
-    assert search(10) is None
+    def record(self, queries, *given, **options):
+        scanned.append(len(queries))
+        return scan_rows(self, queries, *given, **options)
+
+    monkeypatch.setattr(index, "search", repeat_a_row)
+    monkeypatch.setattr(device_rows.DeviceRows, "search", record)
+    found = search(10)
+    assert found.ids[3].tolist() == scan(queries[3:4], all_rows, 10).ids[0].tolist()
+    assert_near(found, queries, all_rows, 10)
+    assert scanned == [len(queries), 1]
 
 
 def test_a_graph_below_its_target_does_not_serve(gpu, search, monkeypatch, caplog):
@@ -182,22 +193,26 @@ def test_a_graph_that_is_hardly_faster_does_not_serve(gpu, search, monkeypatch, 
     assert "times as fast as a scan" in caplog.text
 
 
-def test_a_graph_that_does_not_fit_is_not_tried_again(gpu, search, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("CUDA\nmore")])
+@pytest.mark.parametrize("method", ["__init__", "search"])
+def test_a_graph_that_cannot_be_made_is_not_tried_again(
+    gpu, search, monkeypatch, caplog, method, error
+):
     tries = []
 
     def fail(*given):
         tries.append(given)
-        raise RuntimeError("out of memory\nmore")
+        raise error
 
     monkeypatch.setattr(gpu_copy, "_RETRY_S", 0)
-    monkeypatch.setattr(gpu_graph, "Cagra", fail)
+    monkeypatch.setattr(faiss_module.Cagra, method, fail)
     assert search(10) is None
     assert search(10) is None
     assert len(tries) == 1
-    assert caplog.messages[-1].endswith("without a graph: out of memory")
+    assert caplog.messages[-1].endswith(f"without a graph: {str(error).splitlines()[0]}")
 
 
-def test_a_graph_that_fails_in_a_search_is_made_again_later(gpu, search, monkeypatch):
+def test_a_graph_that_fails_in_a_search_leaves_it_to_the_scan(gpu, search, monkeypatch, caplog):
     def fail(*_):
         raise RuntimeError("CUDA error")
 
@@ -206,8 +221,22 @@ def test_a_graph_that_fails_in_a_search_is_made_again_later(gpu, search, monkeyp
     with monkeypatch.context() as broken:
         broken.setattr(faiss_module.Cagra, "search", fail)
         assert search(10) is None
-        assert gpu.graph_choice is None
+    assert gpu.graph_choice is None
+    assert search(10) is None
+    assert gpu._copy.made is not None, "the scan goes on"
+    assert caplog.messages[-1].endswith("without a graph: CUDA error")
+
+
+def test_one_graph_is_made_at_a_time(search, monkeypatch):
+    with gpu_vectors._making_a_graph:
+        assert search(10) is None
     assert search(10) is not None
+
+
+def test_a_graph_that_takes_too_much_ram_is_not_made(gpu, search, monkeypatch, caplog):
+    monkeypatch.setattr(gpu_graph, "memory_limit_bytes", lambda: 4 * 768 * NUM - 4)
+    assert search(10) is None
+    assert f"{768 * NUM:,} bytes of RAM are needed, {768 * NUM - 1:,} may be taken" in caplog.text
 
 
 def test_few_bytes_and_a_faiss_without_cuvs_are_scanned(gpu, search, monkeypatch):
