@@ -52,7 +52,7 @@ class GpuGraph:
         _check_ram(_HOST_BYTES_PER_ROW * len(vectors))
         queries, none_added = np.array(vectors[self._num_linked :]), vectors[:0]
         is_linked = np.arange(len(vectors)) < self._num_linked
-        with _final_failures():
+        with _give_up_on_failure():
             self._cagra = Cagra(rows.address(), self._num_linked, vectors.shape[1])
             choice = choose_effort(
                 lambda part, effort: self._cagra.search(queries[part], AUDITED_TOP, effort),
@@ -62,7 +62,9 @@ class GpuGraph:
                 efforts=CAGRA_EFFORTS,
             )
             if choice is None:
-                raise CannotServe(f"with no effort it has a recall of {target}")
+                raise CannotServe(
+                    f"no effort up to {CAGRA_EFFORTS[-1]} reaches a recall of {target}"
+                )
             self.effort, self.recall = choice
             self.speedup = self._compare_times(queries[:_TIMED_QUERIES], none_added)
             # The first search with a filter compiles a kernel.
@@ -96,7 +98,7 @@ class GpuGraph:
         )
         if effort > CAGRA_EFFORTS[-1]:
             return None
-        with _final_failures():
+        with _give_up_on_failure():
             found = self._cagra.search(queries, top, effort, linked)
             others = self._rows.search(queries, top, added, allowed, first=self._num_linked)
             neighbors = merge_neighbors(found, others, top)
@@ -116,13 +118,15 @@ class GpuGraph:
             own.append(_seconds(lambda: self.search(*given, None)))
         speedup = statistics.median(scans) / statistics.median(own)
         if speedup < _LEAST_SPEEDUP:
-            raise CannotServe(f"it is {speedup:.1f} times as fast as a scan, not {_LEAST_SPEEDUP}")
+            raise CannotServe(
+                f"it has to be {_LEAST_SPEEDUP} times as fast as a scan, and is {speedup:.1f} times"
+            )
         return speedup
 
 
 @contextmanager
-def _final_failures() -> Iterator[None]:
-    """Turns errors of memory and of the GPU, of cuVS, faiss and torch, into CannotServe."""
+def _give_up_on_failure() -> Iterator[None]:
+    """Raises CannotServe for what cuVS, faiss and torch raise if the GPU lacks memory or fails."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -38,7 +38,7 @@ _making_a_graph: Final = threading.Lock()
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _VectorsOnGpu:
     """The vectors on the GPU, with the graph beside them, which is made later."""
 
     rows: "DeviceRows"
@@ -58,7 +58,9 @@ class GpuVectors:
     """
 
     def __init__(self) -> None:
-        self._copy: GpuCopy[_Copy] = GpuCopy("collections are searched on the CPU, not on the GPU")
+        self._copy: GpuCopy[_VectorsOnGpu] = GpuCopy(
+            "collections are searched on the CPU, not on the GPU"
+        )
 
     @property
     def graph_choice(self) -> tuple[int, Recall] | None:
@@ -115,7 +117,7 @@ class GpuVectors:
         self,
         indexed: Embeddings,
         added: Embeddings,
-        search: Callable[[_Copy], Neighbors | None],
+        search: Callable[[_VectorsOnGpu], Neighbors | None],
     ) -> Neighbors | None:
         num_rows = len(indexed) + len(added)
         if num_rows < LEAST_ROWS or (gpu := gpu_copy.find_gpu()) is None:
@@ -123,7 +125,7 @@ class GpuVectors:
         from mlcd.indexes.device_rows import DeviceRows
 
         return self._copy.use(
-            lambda: _Copy(DeviceRows(indexed, gpu)),
+            lambda: _VectorsOnGpu(DeviceRows(indexed, gpu)),
             int(_ROOM * _FLOAT_BYTES * num_rows * indexed.shape[1]) + _SCORE_BYTES,
             search,
         )
