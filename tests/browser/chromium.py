@@ -139,12 +139,18 @@ class Page:
             f" || e.getAttribute('aria-label') === {json.dumps(text)})"
         )
         self.until(f"{found} && !{found}.disabled && {found}.getClientRects().length")
-        left, top, width, height = self.value(
-            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
-            f" return [b.x, b.y, b.width, b.height]; }})({found})"
+        middle = (
+            f"(e => {{ e?.scrollIntoView({{block: 'center'}}); const b = e?.getBoundingClientRect();"
+            f" return b && [b.x + b.width / 2, b.y + b.height / 2]; }})({found})"
         )
-        at = (left + width / 2, top + height / 2)
-        self.mouse("mouseMoved", at)
+        two_frames = "new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go)))"
+        deadline = time.monotonic() + _LOAD_S
+        at = None
+        # What the page draws meanwhile moves the element away from under the mouse.
+        while at != (now := self.until(f"{two_frames}.then(() => {middle})")):
+            assert time.monotonic() < deadline, f"{selector} never stood still"
+            at = now
+            self.mouse("mouseMoved", at)
         self.mouse("mousePressed", at)
         self.mouse("mouseReleased", at)
 

@@ -65,7 +65,7 @@ export function Jobs() {
             ))}
           </ul>
           <More paged={paged} />
-          <Submit />
+          {paged.first && <Submit /> /* not before the list, which would move it from under the mouse */}
         </>
       )}
     </>
