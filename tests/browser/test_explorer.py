@@ -115,8 +115,9 @@ def test_search_by_picture_then_cluster_then_member_then_more_like_this(
     page.until(f"!document.querySelector('.query h2')?.innerText.includes({member!r})")
 
     for _ in range(4):
+        here = page.value("location.href")
         page.value("history.back()")
-        time.sleep(0.2)
+        page.until(f"location.href != {here!r}")
     page.shows(stem(ORIGINAL), within=".tiles")
     assert page.value("location.href") == address
     page.open("about:blank")
