@@ -233,7 +233,7 @@ bench: $(MODEL_DIR)/model/manifest.json ## every benchmark; each prints ratios a
 		echo "== $$script $$given"; $(BIN)/python $$script $$given || failed="$$failed $$script"; \
 	done; [ -z "$$failed" ] || { echo "these did not end well:$$failed" >&2; exit 1; }
 
-gpu: ## on a machine with a GPU: its tests and benchmarks, in slices of at most 9 minutes
+gpu: ## on a machine with a GPU: its tests and benchmarks, in slices of at most 4 minutes, and one of 9
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu $(GPU_PYTHON) benchmarks/gpu.py $(GPU_ARGS)
 
 gpu-wheels: setup ## wheels/, wheels-decode/ (for data.decode=device): what a machine with its own CUDA PyTorch, Python 3.12 and no network lacks
