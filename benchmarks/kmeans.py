@@ -5,15 +5,17 @@
     python benchmarks/kmeans.py --rows 200000 --clusters 4096 --dimension 768   # acceptance
     python benchmarks/kmeans.py --embeddings DIR --clusters 1024                # real embeddings
     python benchmarks/kmeans.py --curve OUT.svg [--embeddings DIR]        # objective over time
+    python benchmarks/kmeans.py --host --clusters 250000 --dimension 768  # the CPU's part of a pass
 
 Every contender runs in a process of its own, reads the rows from one .npy file and does the same
 number of iterations. "mlcd (half)" does half as many, because the time to an objective counts. Time
-is that of training alone, with the first centers and without imports or the start of a GPU; rows/s are rows times
-iterations in it. Ours takes the arithmetic that is fastest on the machine, a GPU's where there is
-one. Memory is the peak of the process (ours reads blocks, the others keep all rows). The objective,
-the mean cosine of a row and its nearest center, is computed here in float64 for all. The peers
-start from random rows. Synthetic rows are unit vectors around as many means as clusters. The means
-are in families, and the spectrum decays as that of image embeddings does (--flat: it does not).
+is that of training alone, with the first centers and without imports or the start of a GPU; rows/s
+are rows times iterations in it. Ours takes the arithmetic that is fastest on the machine, a GPU's
+where there is one. Memory is the peak of the process (ours reads blocks, the others keep all rows).
+The objective, the mean cosine of a row and its nearest center, is computed here in float64 for all.
+The peers start from random rows. Synthetic rows are unit vectors around as many means as clusters.
+The means are in families, and the spectrum decays as that of image embeddings does (--flat: it does
+not).
 """
 
 import argparse
@@ -23,13 +25,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import timeit
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.clustering.kmeans import check_equal
+from mlcd.clustering.repair import next_centers
+from mlcd.clustering.rows import ArrayRows, UnitRows
+from mlcd.clustering.sums import SCALE, ClusterSums
 from mlcd.types import unit_rows
+from mlcd.world import World
 
 _READ: Final = """
 import json, re, sys, time
@@ -100,6 +108,7 @@ _SETTINGS: Final = (
     (100_000, 2048, 768, False),
 )
 _REAL_CLUSTERS: Final = (200, 1000)
+_ROWS_EACH: Final = 400
 _CURVE_ITERATIONS: Final = (1, 2, 3, 5, 8, 13)
 
 
@@ -120,7 +129,13 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", choices=list(_CONTENDERS), default=list(_CONTENDERS))
     parser.add_argument("--curve", type=Path, help="picture of the objective over time, to write")
+    parser.add_argument(
+        "--host", action="store_true", help="what the CPU does in a pass where a GPU assigns rows"
+    )
     options = parser.parse_args()
+    if options.host:
+        _time_host(options)
+        return
     if options.curve is not None:
         _draw_curves(options)
         return
@@ -142,6 +157,25 @@ def main() -> None:
             len(rows) * options.iterations,
             {name: _objective(rows, np.load(f"{folder}/{name}.npy")) for name in measured},
         )
+
+
+def _time_host(options: argparse.Namespace) -> None:
+    """Prints the seconds of each part, the fastest of the runs, and the rate of rows read again."""
+    generator = np.random.default_rng(0)
+    drawn = generator.standard_normal((options.clusters, options.dimension), dtype=np.float32)
+    centers = unit_rows(drawn)
+    sums = (centers * (_ROWS_EACH * SCALE)).astype(np.int64)
+    totals = ClusterSums(sums, np.full(len(centers), _ROWS_EACH))
+    blocks = UnitRows(ArrayRows([centers]))
+    parts = {
+        "the centers of all processes are compared": lambda: check_equal(World(), centers, 0),
+        "the objective": lambda: totals.objective(centers),
+        "the next centers": lambda: next_centers(totals, centers, seed=0, iteration=1),
+        "rows are checked": lambda: all(blocks.blocks(0, len(centers))),
+    }
+    for part, work in parts.items():
+        seconds = min(timeit.repeat(work, number=1, repeat=max(2, options.runs)))
+        print(f"{seconds:8.2f} s  {part}, {centers.nbytes / seconds / 1e9:.2f} GB/s")
 
 
 def _draw_curves(options: argparse.Namespace) -> None:

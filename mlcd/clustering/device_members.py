@@ -2,14 +2,16 @@
 read again in every pass and copied from pinned memory.
 
 Rows are summed as in `mlcd.clustering.sums`, as int64 multiples of 2^-33, whose order of addition
-does not matter. After the first pass only rows whose center changed are moved between sums. The
-host reads, checks and normalizes rows, settles the few rows whose nearest center the device cannot
-prove, and computes the next centers from the sums. No row is skipped by its last assignment.
+does not matter. After the first pass only rows that go to another center are moved between sums,
+and a row whose center is the vector of the last pass is compared with it and with the centers that
+are not. The host reads, checks and normalizes rows, settles the few rows whose nearest center the
+device cannot prove, and computes the next centers from the sums.
 """
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -17,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.device_scan import DeviceScan, on_gpu
+from mlcd.clustering.device_products import GROUP
+from mlcd.clustering.device_scan import on_gpu
 from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.rows import Rows, kept_bytes
 from mlcd.clustering.sums import SCALE, ClusterSums
@@ -47,6 +50,7 @@ class DeviceMembers:
         self._next = self._start  # the first row that does not stay on the device
         self._blocks: list[tuple[int, Tensor]] = []
         self._has_sums = False
+        self._last_centers: Embeddings | None = None
         self.assignment: NDArray[np.int32] = np.full(self._stop - self._start, -1, np.int32)
         with _unavailable_without_memory():
             shape = (num_clusters, rows.dimension)
@@ -60,16 +64,16 @@ class DeviceMembers:
         center changed.
         """
         with _unavailable_without_memory(), torch.inference_mode():
-            scan, exact = on_gpu(centers, str(self._device)), _ExactScan(centers)
+            search = _NearestCenter(centers, self._last_centers, self._device)
             moved = 0
             for start, rows in self._read():
                 own = self._ids[start - self._start :][: len(rows)]
-                nearest = self._nearest(scan, exact, rows)
+                nearest = search.nearest(rows, own)
                 changed = (nearest != own).nonzero()[:, 0]
                 self._move(rows[changed], own[changed], nearest[changed])
                 own.copy_(nearest)
                 moved += len(changed)
-            self._has_sums = True
+            self._has_sums, self._last_centers = True, centers
             self.assignment = self._ids.cpu().numpy()
         return moved
 
@@ -105,14 +109,6 @@ class DeviceMembers:
     def _copy(self, rows: Tensor) -> Tensor:
         return rows.to(self._device, non_blocking=True)
 
-    def _nearest(self, scan: DeviceScan, exact: "_ExactScan", rows: Tensor) -> Tensor:
-        """Returns the nearest center of each row, int64 [N]. Ties go to the lowest id."""
-        nearest, unproven = scan.nearest(rows)
-        ids = nearest[:, 0]
-        if len(unproven):
-            ids[unproven] = torch.from_numpy(exact.nearest(rows[unproven].cpu().numpy())).to(ids)
-        return ids
-
     def _move(self, rows: Tensor, before: Tensor, now: Tensor) -> None:
         """Moves rows from the sums of the centers `before` to those of the centers `now`."""
         fixed = rows.double().mul_(SCALE).round_().long()
@@ -131,16 +127,60 @@ class DeviceMembers:
         return max(0, free - _COMPONENT_BYTES * shape[0] * shape[1] - _WORKING_BYTES)
 
 
-class _ExactScan:
-    """The scan of the CPU for rows that the device leaves open; opened at first use."""
+class _NearestCenter:
+    """The centers of a pass on the device, those that differ from the last pass first.
 
-    def __init__(self, centers: Embeddings) -> None:
+    A row whose center does not differ was nearer to it than to any other, so that only centers that
+    differ can be nearer now. All others are compared with all centers.
+    """
+
+    def __init__(
+        self, centers: Embeddings, last_centers: Embeddings | None, device: torch.device
+    ) -> None:
         self._centers = centers
-        self._scan: CenterScan | None = None
+        differs = np.ones(len(centers), np.bool_)
+        if last_centers is not None:
+            differs = (_as_bytes(centers) != _as_bytes(last_centers))[:, 0]
+        self._num_first = max(1, -(-int(differs.sum()) // GROUP)) * GROUP
+        self._skips = self._num_first < len(centers)
+        order = np.argsort(~differs, kind="stable") if self._skips else np.arange(len(centers))
+        self._scan = on_gpu(centers[order] if self._skips else centers, str(device))
+        self._ids = torch.from_numpy(order).to(device)  # of the scan's centers
+        self._places = torch.argsort(self._ids)  # of the centers in the scan
 
-    def nearest(self, rows: Embeddings) -> NDArray[np.int64]:
-        self._scan = self._scan or CenterScan(self._centers, matmul="numpy")
-        return self._scan.nearest(rows, 1).ids[:, 0].astype(np.int64)
+    def nearest(self, rows: Tensor, last: Tensor) -> Tensor:
+        """Returns the nearest center of each row, int64 [N]. Ties go to the lowest id.
+
+        last: [N] the nearest of the last pass's centers.
+        """
+        if not self._skips:
+            places, unproven = self._scan.nearest(rows)
+            return self._settled(rows, places[:, 0], unproven)
+        places = self._places[last.long()]
+        stays = places >= self._num_first
+        changed, kept = (~stays).nonzero()[:, 0], stays.nonzero()[:, 0]
+        found, unproven = self._scan.nearest(rows[changed])
+        few = self._scan.first(self._num_first)
+        found_few, unproven_few = few.nearest(rows[kept], also_B=places[kept])
+        places[changed], places[kept] = found[:, 0], found_few[:, 0]
+        return self._settled(rows, places, torch.cat([changed[unproven], kept[unproven_few]]))
+
+    def _settled(self, rows: Tensor, places: Tensor, unproven: Tensor) -> Tensor:
+        ids = self._ids[places]
+        if len(unproven):
+            exact = self._exact_scan.nearest(rows[unproven].cpu().numpy(), 1).ids[:, 0]
+            ids[unproven] = torch.from_numpy(exact.astype(np.int64)).to(ids)
+        return ids
+
+    @cached_property
+    def _exact_scan(self) -> CenterScan:
+        """The scan of the CPU for rows that the device leaves open."""
+        return CenterScan(self._centers, matmul="numpy")
+
+
+def _as_bytes(centers: Embeddings) -> NDArray[np.void]:
+    """Returns the bytes of each center as one value, [K, 1]."""
+    return np.ascontiguousarray(centers).view(f"V{centers.itemsize * centers.shape[1]}")
 
 
 @contextmanager

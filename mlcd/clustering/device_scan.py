@@ -21,6 +21,7 @@ Shapes: B rows of a batch, K centers, D dimension, L centers per answer.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, cast
@@ -131,29 +132,42 @@ class DeviceScan:
         torch.cuda.empty_cache()
         return Shortlist.of_none(len(rows_BD), top)
 
-    def nearest(self, rows_BD: Tensor, top: int = 1) -> tuple[Tensor, Tensor]:
+    def first(self, num: int) -> "DeviceScan":
+        """Returns a scan of the first `num` centers, a multiple of GROUP, in the same memory."""
+        scan = copy(self)
+        vars(scan).update(_num_centers=num, _rounded_KD=self._rounded_KD[:num])
+        return scan
+
+    def nearest(
+        self, rows_BD: Tensor, top: int = 1, also_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the `top` nearest centers of each row of this device, int64 [B, top], best first,
         and the indices of the rows for which they are not proven. Needs inference mode.
+
+        also: [B] int64, a center of each row beside those of `first`, among which it is ranked.
         """
         ids_BL = torch.zeros((len(rows_BD), top), dtype=torch.int64, device=self._device)
         unproven = torch.arange(len(rows_BD), device=self._device)
         for room in self.rooms:
             open_parts = []
             for part in unproven.split(self.batch_rows):
-                ids_BL[part], proven = self.propose(rows_BD[part], top, room)
+                also = None if also_B is None else also_B[part]
+                ids_BL[part], proven = self.propose(rows_BD[part], top, room, also)
                 open_parts.append(part[~proven])
             unproven = torch.cat(open_parts)
             if not len(unproven):
                 break
         return ids_BL, unproven
 
-    def propose(self, rows_BD: Tensor, top: int, room: int) -> tuple[Tensor, Tensor]:
+    def propose(
+        self, rows_BD: Tensor, top: int, room: int, also_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the best `top` centers of each row among those that `room` per center of the
-        answer leaves, int64 [B, top], and a mask of the rows for which they are proven.
+        answer leaves and `also`, int64 [B, top], and a mask of the rows for which they are proven.
 
         Reads nothing back, so that it can be recorded. Needs inference mode.
         """
-        ids, _, _, clear = self._shortlist(rows_BD, top, room * top)
+        ids, _, _, clear = self._shortlist(rows_BD, top, room * top, also_B)
         return ids[:, :top], clear
 
     @contextmanager
@@ -166,7 +180,9 @@ class DeviceScan:
         finally:
             self._streams.put(stream)
 
-    def _shortlist(self, exact_BD: Tensor, top: int, room: int) -> tuple[Tensor, ...]:
+    def _shortlist(
+        self, exact_BD: Tensor, top: int, room: int, also_B: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
         shape = (len(exact_BD), self._rounded_KD.shape[1])
         rows_BD = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
         rows_BD[:, : exact_BD.shape[1]] = exact_BD
@@ -199,6 +215,8 @@ class DeviceScan:
         sure_B &= nearest.complete(limit_B1)
         ids = members.gather(1, nearest.places)
         ids.masked_fill_((ids >= self._num_centers) | (nearest.values <= limit_B1), -1)
+        if also_B is not None:  # it can but raise the best scores, so the limit stays one
+            ids = torch.cat([ids, also_B[:, None]], dim=1)
         scores = in_float64(exact_BD, self._centers_KD, ids)
         best = _Largest.of(scores, top + room // _SPARED)
         apart_B1 = cast(Tensor, slack.summation_error())[:, None]

@@ -13,9 +13,11 @@ from mlcd.clustering.bounded_sizes import bound_sizes
 from mlcd.clustering.device_members import DeviceMembers
 from mlcd.clustering.device_scan import DeviceScan
 from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.rows import ArrayRows, UnitRows
 from mlcd.errors import InvalidInput, Unavailable
 from mlcd.types import unit_rows
+from mlcd.world import World
 from tests.ranks import run_ranks
 from tests.unit.clustering import processes
 
@@ -94,11 +96,11 @@ def test_any_number_of_rows(num_rows, passes):
 
 
 def test_rows_between_centers_go_to_the_lower_id(passes, monkeypatch):
-    settled, nearest = [], device_members._ExactScan.nearest
+    settled, nearest = [], CenterScan.nearest
     monkeypatch.setattr(
-        device_members._ExactScan,
+        device_members.CenterScan,
         "nearest",
-        lambda self, rows: settled.append(len(rows)) or nearest(self, rows),
+        lambda self, rows, top: settled.append(len(rows)) or nearest(self, rows, top),
     )
     axes = np.eye(DIMENSION, dtype=np.float32)
     rows = unit_rows(np.concatenate([axes[:1] + axes[1:2]] * 9 + [axes]))
@@ -110,6 +112,43 @@ def test_rows_between_centers_go_to_the_lower_id(passes, monkeypatch):
     assert result.assignment[:9].tolist() == [1] * 9
     assert settled[0] >= 9
     check_same(result, on_host(cluster))
+
+
+def test_rows_whose_center_stays_are_compared_with_those_that_differ(passes, monkeypatch):
+    """Counts the products of rows and centers, of which the last passes need few."""
+    products, nearest = [], DeviceScan.nearest
+
+    def count(self, rows, top=1, also_B=None):
+        products.append(len(rows) * self._num_centers)
+        return nearest(self, rows, top, also_B)
+
+    monkeypatch.setattr(DeviceScan, "nearest", count)
+
+    def cluster():
+        return kmeans([drawn_rows()], 600, iterations=20, tolerance=0.0)
+
+    result = cluster()
+    assert len(passes) == len(result.objective) == 21
+    assert sum(products) < 0.5 * 21 * 3333 * 600
+    check_same(result, on_host(cluster))
+
+
+def test_a_center_that_differs_takes_rows_of_centers_that_do_not():
+    """Also a row that it is as near to as its own: of two equal centers the first has it."""
+    axes = np.eye(DIMENSION, dtype=np.float32)
+    first = np.repeat(axes[:40], 2, axis=0)
+    first[::2] = -first[::2]
+    first[0] = unit_rows(axes[12:13] + 0.3 * axes[13:14])[0]
+    second = first.copy()
+    second[10], second[30] = axes[5], axes[24]  # as near as center 11 and as center 49 are
+    second[70] = unit_rows(axes[7:8] + 0.1 * axes[8:9])[0]
+    # The nearest to row 12 moves away and another one comes, but center 0 is nearer.
+    second[25], second[40] = -axes[12], unit_rows(axes[12:13] + axes[14:15])[0]
+    rows = unit_rows(np.concatenate([axes[:40], axes[7:8] + 0.2 * axes[8:9], axes[7:8]]))
+    members = DeviceMembers(UnitRows(ArrayRows([rows])), 80, World(), "cpu", None)
+    for centers in (first, second, second, first):
+        members.assign(centers)
+        assert np.array_equal(members.assignment, CenterScan(centers).nearest(rows, 1).ids[:, 0])
 
 
 def test_empty_clusters_are_refilled_alike(passes):
@@ -166,11 +205,11 @@ def test_a_run_continues_from_its_last_state(passes):
 def test_without_memory_the_host_continues(call, passes, monkeypatch, caplog):
     calls, nearest = [], DeviceScan.nearest
 
-    def full(self, rows):
+    def full(self, rows, top=1, also_B=None):
         calls.append(len(rows))
         if len(calls) > call:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return nearest(self, rows)
+        return nearest(self, rows, top, also_B)
 
     def refuse(_):
         raise Unavailable("centers do not fit", remedy="take numpy")
