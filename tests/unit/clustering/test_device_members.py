@@ -138,11 +138,11 @@ def test_a_center_that_differs_takes_rows_of_centers_that_do_not():
     axes = np.eye(DIMENSION, dtype=np.float32)
     first = np.repeat(axes[:40], 2, axis=0)
     first[::2] = -first[::2]
-    first[0] = unit_rows(axes[12:13] + 0.3 * axes[13:14])[0]
+    first[78] = unit_rows(axes[12:13] + 0.3 * axes[13:14])[0]
     second = first.copy()
     second[10], second[30] = axes[5], axes[24]  # as near as center 11 and as center 49 are
     second[70] = unit_rows(axes[7:8] + 0.1 * axes[8:9])[0]
-    # The nearest to row 12 moves away and another one comes, but center 0 is nearer.
+    # The nearest to row 12 moves away and another one comes, but center 78 is nearer.
     second[25], second[40] = -axes[12], unit_rows(axes[12:13] + axes[14:15])[0]
     rows = unit_rows(np.concatenate([axes[:40], axes[7:8] + 0.2 * axes[8:9], axes[7:8]]))
     members = DeviceMembers(UnitRows(ArrayRows([rows])), 80, World(), "cpu", None)
