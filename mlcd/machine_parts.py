@@ -120,6 +120,11 @@ def _examine_faiss() -> PartState:
         return PartState(False, f"FAISS {faiss.__version__} is built for CPUs only", remedy)
     if (num := faiss.get_num_gpus()) == 0:
         return PartState(False, f"FAISS {faiss.__version__} finds no GPU", _SEE_GPU)
+    from mlcd.indexes.faiss import searches_on_gpus
+
+    if not searches_on_gpus():
+        remedy = f"uninstall it, then {install_command('gpu')}"
+        return PartState(False, f"FAISS {faiss.__version__} is built without cuVS", remedy)
     return PartState(True, f"FAISS {faiss.__version__} on {num} GPUs")
 
 

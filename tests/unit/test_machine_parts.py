@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
-import faiss
 import grpc
 import pytest
 import torch
@@ -16,7 +15,9 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from mlcd.clustering import device_products
 from mlcd.extras import install_command
-from mlcd.machine_parts import examine_parts
+from mlcd.indexes import faiss as faiss_module
+from mlcd.indexes.faiss import searches_on_gpus
+from mlcd.machine_parts import PartState, examine_parts
 from tests.conftest import call_mlcd, free_port
 
 
@@ -51,7 +52,7 @@ def test_each_package_of_this_machine_is_told_as_it_is():
     assert parts["CUDA of torch"].used == (torch.version.cuda is not None)
     assert torch.__version__ in parts["CUDA of torch"].detail
     assert parts["GPU"].used == torch.cuda.is_available()
-    assert parts["search on GPUs"].used == (faiss.get_num_gpus() > 0)
+    assert parts["search on GPUs"].used == (torch.cuda.is_available() or searches_on_gpus())
     assert parts["compiled loops"].used
     assert all(state.used or state.remedy for state in parts.values())
 
@@ -113,17 +114,32 @@ def test_a_package_that_cannot_be_loaded_is_a_reason(monkeypatch):
     assert state.remedy == "install it again"
 
 
-@pytest.mark.parametrize(("num", "used"), [(0, False), (2, True)])
-def test_faiss_for_gpus_is_used_where_it_finds_one(monkeypatch, num, used):
+@pytest.mark.parametrize(
+    ("num", "options", "used", "detail", "remedy"),
+    [
+        (0, "OPTIMIZE GPU NVIDIA_CUVS ", False, "finds no GPU", "see GPU"),
+        (2, "OPTIMIZE GPU NVIDIA_CUVS ", True, "on 2 GPUs", None),
+        (
+            *(2, "OPTIMIZE GPU ", False, "is built without cuVS"),
+            f"uninstall it, then {install_command('gpu')}",
+        ),
+    ],
+)
+def test_faiss_for_gpus_is_used_where_collections_are_searched_with_it(
+    monkeypatch, num, options, used, detail, remedy
+):
     stub(
         monkeypatch,
         "faiss",
         __version__="1.15.1",
         StandardGpuResources=object,
         get_num_gpus=lambda: num,
+        get_compile_options=lambda: options,
     )
+    monkeypatch.setattr(faiss_module, "faiss", sys.modules["faiss"])
+    monkeypatch.setattr(faiss_module, "searches_on_gpus", faiss_module.searches_on_gpus.__wrapped__)
     state = examine_parts()["search on GPUs"]
-    assert (state.used, "1.15.1" in state.detail) == (used, True)
+    assert state == PartState(used, f"FAISS 1.15.1 {detail}", remedy)
 
 
 def test_beside_torch_faiss_is_told_to_have_the_graphs(monkeypatch):
