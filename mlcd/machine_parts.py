@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from mlcd.cores import has_gpu
+from mlcd.errors import ConfigInvalid
 from mlcd.extras import install_command
 
 _TIMEOUT_S: Final = 3
@@ -41,6 +42,7 @@ def examine_parts(triton: str | None = None) -> dict[str, PartState]:
         "GPU": _examine_gpu,
         "GPU kernels": _examine_kernels,
         "search on GPUs": _examine_search,
+        "JPEGs on GPUs": _examine_jpegs,
         "compiled loops": _examine_loops,
         "Triton server": lambda: _examine_triton(triton),
     }
@@ -126,6 +128,18 @@ def _examine_faiss() -> PartState:
         remedy = f"uninstall it, then {install_command('gpu')}"
         return PartState(False, f"FAISS {faiss.__version__} is built without cuVS", remedy)
     return PartState(True, f"FAISS {faiss.__version__} on {num} GPUs")
+
+
+def _examine_jpegs() -> PartState:
+    if not _examine_gpu().used:
+        return PartState(False, _NO_GPU, _SEE_GPU)
+    from mlcd.images.nvimgcodec import NvDecoder
+
+    try:
+        decoder = NvDecoder(0)
+    except ConfigInvalid as error:
+        return PartState(False, _first_line(error.message), error.remedy)
+    return PartState(True, f"nvImageCodec {decoder.version}, by data.decode=device in training")
 
 
 def _examine_loops() -> PartState:

@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from mlcd.clustering import device_products
 from mlcd.extras import install_command
+from mlcd.images import nvimgcodec
 from mlcd.indexes import faiss as faiss_module
 from mlcd.indexes.faiss import searches_on_gpus
 from mlcd.machine_parts import PartState, examine_parts
@@ -149,6 +150,25 @@ def test_beside_torch_faiss_is_told_to_have_the_graphs(monkeypatch):
     assert state.used
     assert state.detail.endswith("graphs and cells: FAISS 1.15.1 is built for CPUs only")
     assert state.remedy == "see GPU"
+
+
+def test_jpegs_are_decoded_on_a_gpu_by_nvimagecodec(monkeypatch):
+    part = "JPEGs on GPUs"
+    torch_of(monkeypatch, fault=RuntimeError("Found no NVIDIA driver"))
+    assert str(examine_parts()[part]) == "not used: needs a GPU that torch can use (see GPU)"
+    torch_of(monkeypatch)
+    monkeypatch.setitem(sys.modules, "nvidia", None)
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
+    missing = examine_parts()[part]
+    assert (missing.used, "is not installed" in missing.detail) == (False, True)
+    assert missing.remedy.startswith(install_command("train-gpu"))
+
+    opened = []
+    decoder = SimpleNamespace(version="0.9.0")
+    monkeypatch.setattr(nvimgcodec, "NvDecoder", lambda gpu: opened.append(gpu) or decoder)
+    state = examine_parts()[part]
+    assert str(state) == "used: nvImageCodec 0.9.0, by data.decode=device in training"
+    assert opened == [0]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ A run on the CPU decodes by nvImageCodec's libjpeg-turbo, which is of use for te
 """
 
 import hashlib
-import io
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from mlcd.errors import ConfigInvalid, ImageRejected
-from mlcd.extras import install_command
+from mlcd.errors import ImageRejected
 from mlcd.images.decode import (
     BOTTOM_TO_TOP,
     RIGHT_TO_LEFT,
@@ -35,6 +32,7 @@ from mlcd.images.decode import (
     turn_of,
 )
 from mlcd.images.jpeg import is_plain, require_simplejpeg
+from mlcd.images.nvimgcodec import NvDecoder, require_nvimgcodec
 from mlcd.images.source import Source
 from mlcd.training.data.augment import Augmentation, crop_boxes
 from mlcd.training.data.crops import Crops, crop_pictures
@@ -60,7 +58,7 @@ def require_decoder(mode: TrainingDecodeMode) -> None:
     if mode == "fast":
         require_simplejpeg()
     if mode == "device":
-        _import_nvimgcodec()
+        require_nvimgcodec()
 
 
 class _DevicePicture(NamedTuple):
@@ -86,7 +84,11 @@ class DeviceCrops:
         # One thread at a time decodes on the device: a chunk is decoded in parallel anyway, and its
         # memory is bounded.
         self._lock = threading.Lock()
-        self._decoder = _JpegDecoder(device, self._stream)
+        self._decoder = (
+            NvDecoder(None)
+            if self._stream is None
+            else NvDecoder(self._stream.device_index, self._stream.cuda_stream)
+        )
 
     def read(self, samples: Sequence[Sample]) -> Crops:
         """Returns the crops of the samples, on the device."""
@@ -135,9 +137,12 @@ class DeviceCrops:
         """Returns the pictures that the device decodes, by index."""
         plain = {index: image for index, image in images.items() if _is_for_device(image)}
         decoded = {}
-        tensors = self._decoder.decode(list(plain.values()))
-        for (index, image), pixels in zip(plain.items(), tensors, strict=True):
-            if pixels is not None:
+        arrays = self._decoder.decode(list(plain.values()))
+        for (index, image), array in zip(plain.items(), arrays, strict=True):
+            if array is not None:
+                # On the host its DLPack needs a CUDA driver.
+                on_host = self._stream is None
+                pixels = torch.from_numpy(np.asarray(array)) if on_host else from_dlpack(array)
                 decoded[index] = _shrink(_turn_upright(pixels, image.file), self._side)
         return decoded
 
@@ -170,79 +175,6 @@ class DeviceCrops:
                 crops[group] = _resize(pixels, across, down, (size, size))
             views.append(crops)
         return views
-
-
-class _JpegDecoder:
-    """nvImageCodec's decoder of the kinds of a device. Raises ConfigInvalid if it does not work."""
-
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        codec = self._codec = _import_nvimgcodec()
-        self._stream = stream
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            kinds = [codec.HW_GPU_ONLY, codec.GPU_ONLY, codec.HYBRID_CPU_GPU]
-        else:
-            index, kinds = codec.NVIMGCODEC_DEVICE_CPU_ONLY, [codec.CPU_ONLY]
-        # Without load hints the image alone decides which kind decodes it, and so its pixels.
-        backends = [
-            codec.Backend(kind, load_hint_policy=codec.LoadHintPolicy.IGNORE) for kind in kinds
-        ]
-        self._params = codec.DecodeParams(apply_exif_orientation=False)
-        sample = io.BytesIO()
-        Image.new("RGB", (16, 16)).save(sample, "JPEG")
-        try:
-            self._decoder = codec.Decoder(device_id=index, backends=backends)
-            (pixels,) = self.decode([open_image(sample.getvalue())])
-        except RuntimeError as error:
-            raise _unusable(f"decodes nothing on {device}: {error}") from error
-        if pixels is None:
-            raise _unusable(f"refuses a plain JPEG on {device}, as it does without nvJPEG")
-
-    def decode(self, images: Sequence[OpenedImage]) -> list[Tensor | None]:
-        """Returns pixels as uint8 [h, w, 3], not turned; None for an image that is refused."""
-        results: list[Tensor | None] = [None] * len(images)
-        streams = {}
-        for place, image in enumerate(images):
-            try:
-                code = self._codec.CodeStream(image.data)
-                size = code.width, code.height  # read from the header only here
-            except RuntimeError:
-                continue
-            # Only Pillow's header was checked for the limits.
-            if size == image.file.size:
-                streams[place] = code
-        cuda_stream = 0 if self._stream is None else self._stream.cuda_stream
-        decoded = self._decoder.decode(
-            list(streams.values()), params=self._params, cuda_stream=cuda_stream
-        )
-        for place, pixels in zip(streams, decoded, strict=True):
-            width, height = images[place].file.size
-            if pixels is not None and tuple(pixels.shape) == (height, width, 3):
-                # On the host its DLPack needs a CUDA driver.
-                results[place] = (
-                    torch.from_numpy(np.asarray(pixels))
-                    if self._stream is None
-                    else from_dlpack(pixels)
-                )
-        return results
-
-
-def _import_nvimgcodec() -> Any:
-    """Returns the module. Raises ConfigInvalid if it is missing."""
-    # Otherwise it prints lines about each image that it refuses, which the CPU then decodes.
-    os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # noqa: TID251
-    try:
-        from nvidia import nvimgcodec
-    except ImportError as error:
-        raise _unusable("is not installed") from error
-    return nvimgcodec
-
-
-def _unusable(problem: str) -> ConfigInvalid:
-    return ConfigInvalid(
-        f"data.decode=device needs nvImageCodec (nvidia-nvimgcodec), which {problem}",
-        remedy=f"{install_command('train-gpu')}, or use data.decode=exact",
-    )
 
 
 def _is_for_device(image: OpenedImage) -> bool:

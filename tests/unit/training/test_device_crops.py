@@ -16,6 +16,7 @@ import torch
 from PIL import Image, ImageCms
 
 from mlcd.errors import ConfigInvalid, ImageRejected
+from mlcd.images import nvimgcodec
 from mlcd.training.data import device_crops
 from mlcd.training.data.augment import Augmentation
 from mlcd.training.data.augment_config import AugmentConfig
@@ -40,6 +41,7 @@ class StandIn(ModuleType):
     does not decode.
     """
 
+    __version__ = "0.9.0"
     HW_GPU_ONLY, GPU_ONLY, HYBRID_CPU_GPU, CPU_ONLY = range(4)
     NVIMGCODEC_DEVICE_CPU_ONLY = -99999
     LoadHintPolicy = Enum("LoadHintPolicy", ["IGNORE", "FIXED"])
@@ -82,14 +84,14 @@ def pixels_of(data):
 @pytest.fixture
 def stand_in(monkeypatch):
     codec = StandIn()
-    monkeypatch.setattr(device_crops, "_import_nvimgcodec", lambda: codec)
+    monkeypatch.setattr(nvimgcodec, "_import_nvimgcodec", lambda: codec)
     return codec
 
 
 @pytest.fixture(params=["stand-in", "nvImageCodec", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     if request.param == "stand-in":
-        monkeypatch.setattr(device_crops, "_import_nvimgcodec", StandIn)
+        monkeypatch.setattr(nvimgcodec, "_import_nvimgcodec", StandIn)
         return CPU
     if not importlib.util.find_spec("nvidia") or not importlib.util.find_spec("nvidia.nvimgcodec"):
         pytest.skip("nvImageCodec is not installed")
