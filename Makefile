@@ -193,7 +193,8 @@ lock: $(LOCK)/.installed ## deploy/locks: all that the images install, with hash
 	@$(UV_COMPILE) -c constraints.txt $(SERVING:%=--extra %) --extra triton -o deploy/locks/api.txt pyproject.toml
 	@$(UV_COMPILE) -c constraints.txt $(SERVING:%=--extra %) --extra triton --no-emit-package faiss-cpu \
 		--override deploy/locks/api-gpu.overrides -o deploy/locks/api-gpu.txt pyproject.toml deploy/locks/api-gpu.in
-	@$(UV_COMPILE) -c constraints.txt $(SERVING:%=--extra %) --extra train -o deploy/locks/train.txt pyproject.toml
+	@$(UV_COMPILE) -c constraints.txt $(SERVING:%=--extra %) --extra train --extra train-gpu \
+		-o deploy/locks/train.txt pyproject.toml
 	@$(UV_COMPILE) -c constraints.txt --extra starter -o deploy/locks/starter.txt pyproject.toml
 	@$(UV_COMPILE) --no-deps -o deploy/locks/triton.txt deploy/triton/requirements.txt
 	@$(UV_COMPILE) -o deploy/locks/build.txt deploy/locks/build.in

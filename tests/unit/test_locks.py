@@ -17,7 +17,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 EXTRAS = {
     "api": ("serve", "redis", "triton", "tracing"),
     "api-gpu": ("serve", "redis", "triton", "tracing"),
-    "train": ("serve", "train"),
+    "train": ("serve", "train", "train-gpu"),
 }
 REPLACED = {"api-gpu": {"faiss-cpu"}}  # by FAISS for GPUs, with which it shares a module name
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
