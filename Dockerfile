@@ -1,5 +1,5 @@
 # Targets: worker and api serve the starter or exported models and hold no torch; worker-gpu and api-gpu are the same with
-# torch and FAISS for GPUs; train has every command; triton-cpu is the bundled Triton server, for development and tests
+# torch and FAISS for GPUs; train trains and clusters, too; triton-cpu is the bundled Triton server, for development and tests
 # only. What each may install, with hashes, is in deploy/locks (`make lock`).
 # By digest, so that a build is the same tomorrow; where no registry is reached, give a tag that is at hand.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84

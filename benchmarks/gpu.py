@@ -34,7 +34,7 @@ LIMIT_S: Final = 240
 MAX_WHEEL_BYTES: Final = 8 * 2**20
 RESULTS: Final = Path(__file__).parent / "results"
 _TRAIN: Final = "benchmarks/train.py"
-_LEFT_OUT: Final = "left out"  # begins the line of a benchmark about what it did not measure
+_LEFT_OUT: Final = "left out"  # in the line of a benchmark about what it did not measure
 _IN_PART: Final = "in part"
 _OUT: Final = "OUT"  # in a slice's arguments: the folder of results
 # as a decorator, or as one of the marks of a file or of a parameter
@@ -152,7 +152,7 @@ def run(piece: Slice, out: Path = RESULTS) -> dict[str, Any]:
         if line.startswith("{"):
             with suppress(ValueError):  # a dump of something else
                 figures |= json.loads(line)
-    if status == "0" and any(line.startswith(_LEFT_OUT) for line in lines):
+    if status == "0" and any(_LEFT_OUT in line for line in lines):
         status = _LEFT_OUT if _last_of(lines).startswith(_LEFT_OUT) else _IN_PART
     return {
         "name": piece.name,
