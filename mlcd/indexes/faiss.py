@@ -3,7 +3,7 @@ for retrieval.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.indexes.gpu_copy import GpuCopy
-from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Kind, num_cells
+from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Device, Kind, num_cells
 from mlcd.too_many_files import refuse_too_many_files
 from mlcd.types import Embeddings, Neighbors
 
@@ -34,10 +34,16 @@ class FaissIndex:
 
     A row's id is its position in the order of addition. Cells are searched on a GPU if
     `faiss-gpu-cuvs` finds one; rows are added to the index in memory, which alone is written.
+
+    audited_on: what answered the audit of effort and recall; None before it. Cells audited on the
+    CPU are not searched on a GPU, by another library. Those audited on a GPU are also searched on
+    the CPU, without another audit: it probes the same cells and compares the same codes in float32,
+    so recall is at least the same, up to rounding.
     """
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, *, audited_on: Device | None = None) -> None:
         self._index = index
+        self.audited_on = audited_on
         self._gpu_cells = _gpu_copy()
 
     @classmethod
@@ -75,6 +81,11 @@ class FaissIndex:
     def on_gpu(self) -> bool:
         return self._gpu_cells.made is not None
 
+    def copy_to_gpu(self) -> None:
+        """Returns once the GPU has the cells, or it is known that the CPU has to search."""
+        if (copying := self._gpu_copying()) is not None:
+            self._gpu_cells.make(*copying)
+
     def search(
         self,
         queries: Embeddings,
@@ -110,13 +121,20 @@ class FaissIndex:
 
     def _search_gpu(self, queries: Embeddings, top: int, params: Any) -> tuple[Any, Any] | None:
         """Returns (scores, ids) of a search on the GPU; None if the CPU has to search."""
-        if not searches_on_gpus() or (cells := faiss.try_extract_index_ivf(self._index)) is None:
+        if (copying := self._gpu_copying()) is None:
             return None
-        return self._gpu_cells.use(
-            lambda: _GpuCells(self._index),
-            int(_GPU_ROOM * (cells.code_size + _ID_BYTES) * self.num_rows),
-            lambda copy: copy.search(queries, top, params),
-        )
+        return self._gpu_cells.use(*copying, lambda copy: copy.search(queries, top, params))
+
+    def _gpu_copying(self) -> "tuple[Callable[[], _GpuCells], int] | None":
+        """Returns what copies the cells, and the bytes that the copy and its searches take; None if
+        only the CPU may search.
+        """
+        if self.audited_on == "cpu" or not searches_on_gpus():
+            return None
+        if (cells := faiss.try_extract_index_ivf(self._index)) is None:
+            return None
+        num_bytes = int(_GPU_ROOM * (cells.code_size + _ID_BYTES) * self.num_rows)
+        return lambda: _GpuCells(self._index), num_bytes
 
     def _parameters(self, options: dict[str, Any], effort: int | None) -> Any:
         """Returns the parameters of one search. Parameters set on the faiss index itself would
@@ -142,7 +160,7 @@ class FaissIndex:
         faiss.write_index(self._index, str(path))
 
     @classmethod
-    def read(cls, path: Path) -> "FaissIndex":
+    def read(cls, path: Path, *, audited_on: Device = "cpu") -> "FaissIndex":
         try:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
@@ -150,7 +168,7 @@ class FaissIndex:
             raise ArtifactInvalid(
                 f"{path} cannot be read as an index", remedy="build it again with `mlcd index`"
             ) from error
-        return cls(index)
+        return cls(index, audited_on=audited_on)
 
 
 class _GpuCells:
