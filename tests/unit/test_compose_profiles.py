@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from compose_spec import PyOptions
 
+from mlcd.indexes.gpu_vectors import GRAPH_LEAST_BYTES
+
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy" / "compose").glob("*.yml"))]
 OPEN_TO_THE_HOST = {"api"}
@@ -54,6 +56,14 @@ def test_what_is_not_asked_for_mounts_nothing_that_is_read():
     for mount in binds.values():
         assert (mount["source"], mount["read_only"]) == ("./LICENSE", True)
     assert not services["api"]["environment"]["MLCD_EXPLORE__PLACE"]
+
+
+def test_with_a_gpu_the_server_has_memory_for_the_least_graph_of_512_dimensions():
+    graphs = pytest.importorskip("mlcd.indexes.gpu_graph")
+    limit = read(ROOT / "deploy" / "compose" / "gpu.yml")["services"]["api"]["mem_limit"]
+    num_rows = GRAPH_LEAST_BYTES // (4 * 512)
+    limit_bytes = int(limit.removesuffix("gb")) << 30
+    assert num_rows * graphs._HOST_BYTES_PER_ROW <= graphs._HOST_SHARE * limit_bytes
 
 
 def test_every_volume_and_network_of_a_service_is_declared():
