@@ -65,9 +65,13 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.rows import FileRows
 if torch.cuda.is_available():  # starts it and compiles its kernels, as imports do
     from mlcd.clustering.device_scan import on_gpu
-    first = np.load(path, mmap_mode="r")[:4096]
+    first = np.load(path, mmap_mode="r")[:8192]
+    scan, some = on_gpu(np.array(first)), torch.tensor(first[:512]).cuda()
+    last = torch.full((len(some),), len(first) - 1, device="cuda")
     with torch.inference_mode():
-        on_gpu(np.array(first)).nearest(torch.tensor(first[:512]).cuda())
+        for room in scan.rooms:
+            scan.propose(some, 1, room)
+            scan.first(len(first) // 2).propose(some, 1, room, last)
     torch.cuda.synchronize()
 began = time.perf_counter()
 centers = kmeans(FileRows([Path(path)]), k, iterations={iterations}, tolerance=0.0).centers

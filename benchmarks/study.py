@@ -221,7 +221,8 @@ def steps_that_fit(seconds: float, step_s: float, most: int) -> int:
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """Returns mean and standard deviation in percent, for each loss and number of steps."""
     groups = defaultdict(list)
-    for row in rows:
+    named = {tuple(row[name] for name in ("device", "steps", "loss", "seed")): row for row in rows}
+    for row in named.values():  # a seed counts once
         groups[row["device"], row["steps"], row["loss"]].append(row)
     lines = [
         f"{sum(map(len, groups.values()))} rows",

@@ -37,8 +37,8 @@ _WORKING_BYTES: Final = 4 * 2**30  # for the products and sums of a block; not m
 class DeviceMembers:
     """The rows of a process on a device: the center of each, and the sums of each center's rows.
 
-    assignment: [own rows] int32, on the host. Methods raise Unavailable if the device fails or
-    runs out of memory; this object is of no use then.
+    assignment: [own rows] int32, on the host. `assign` raises Unavailable if the device runs
+    out of memory; this object is of no use then.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DeviceMembers:
         self._has_sums = False
         self._last_centers: Embeddings | None = None
         self.assignment: NDArray[np.int32] = np.full(self._stop - self._start, -1, np.int32)
-        with _unavailable_if_it_fails():
+        with _unavailable_without_memory():
             shape = (num_clusters, rows.dimension)
             self._sums = torch.zeros(shape, dtype=torch.int64, device=device)
             self._sizes = torch.zeros(num_clusters, dtype=torch.int64, device=device)
@@ -63,7 +63,7 @@ class DeviceMembers:
         """Assigns every row to its nearest center; returns the number of this process's rows whose
         center changed.
         """
-        with _unavailable_if_it_fails(), torch.inference_mode():
+        with _unavailable_without_memory(), torch.inference_mode():
             search = _NearestCenter(centers, self._last_centers, self._device)
             moved = 0
             for start, rows in self._read():
@@ -184,13 +184,10 @@ def _as_bytes(centers: Embeddings) -> NDArray[np.void]:
 
 
 @contextmanager
-def _unavailable_if_it_fails() -> Iterator[None]:
+def _unavailable_without_memory() -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
         raise Unavailable(
             "the GPU has too little memory for the sums of k-means", remedy="ask for fewer clusters"
         ) from error
-    except torch.AcceleratorError as error:
-        reason = str(error).partition("\n")[0]
-        raise Unavailable(f"the GPU failed: {reason}", remedy="run `mlcd doctor`") from error

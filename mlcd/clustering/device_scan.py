@@ -97,6 +97,7 @@ class DeviceScan:
             )
         # Copies of the last center pad its group: they do not change its maximum.
         self._rounded_KD[num:] = self._rounded_KD[num - 1 : num]
+        self._all_rounded_KD = self._rounded_KD
         shift = float(shift_D.double().norm())
         self._norms = Norms.of_each(lengths_3K.cpu().numpy(), shift, dimension)
         self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE)
@@ -136,7 +137,7 @@ class DeviceScan:
         """Returns a scan of the first `num` centers, a multiple of GROUP, in the same memory."""
         scan = copy(self)
         vars(scan).update(_num_centers=num, _rounded_KD=self._rounded_KD[:num])
-        return scan
+        return scan  # `also` finds the others in `_all_rounded_KD`
 
     def nearest(
         self, rows_BD: Tensor, top: int = 1, also_B: Tensor | None = None
@@ -144,7 +145,7 @@ class DeviceScan:
         """Returns the `top` nearest centers of each row of this device, int64 [B, top], best first,
         and the indices of the rows for which they are not proven. Needs inference mode.
 
-        also: [B] int64, a center of each row beside those of `first`, among which it is ranked.
+        also: [B] int64, a center of each row beside those of `first`, for a `top` of 1.
         """
         ids_BL = torch.zeros((len(rows_BD), top), dtype=torch.int64, device=self._device)
         unproven = torch.arange(len(rows_BD), device=self._device)
@@ -192,9 +193,13 @@ class DeviceScan:
         rows_BD.masked_fill_(~holds_B[:, None], 0.0)
         slack_B = cast(Tensor, slack.max_error).masked_fill(~holds_B, 0.0)
         groups_BG, tiles_BT = maxima(rows_BD, self._rounded_KD)
+        floor_B1 = torch.full_like(tiles_BT[:, :1], -torch.inf)
+        if also_B is not None:
+            also_BD = self._all_rounded_KD[also_B].float()
+            floor_B1 = (rows_BD.float() * also_BD).sum(dim=1, keepdim=True)
         if tiles_BT.shape[1] >= _TILES_EACH * top:
             tiles = _Largest.of(tiles_BT, max(room, top))
-            limit_B1 = _limit(tiles.last(top), slack_B)
+            limit_B1 = _limit(torch.maximum(tiles.last(top), floor_B1), slack_B)
             within = torch.arange(TILE // GROUP, device=self._device)
             inside = (tiles.places[:, :, None] * (TILE // GROUP) + within).flatten(1)
             groups = _Largest.of(groups_BG.gather(1, inside), room)
@@ -202,7 +207,7 @@ class DeviceScan:
             places = inside.gather(1, groups.places)
         else:
             groups = _Largest.of(groups_BG, max(room, top))
-            limit_B1 = _limit(groups.last(top), slack_B)
+            limit_B1 = _limit(torch.maximum(groups.last(top), floor_B1), slack_B)
             sure_B, places = groups.complete(limit_B1), groups.places
         absent = places >= len(self._rounded_KD) // GROUP
         chosen = places.masked_fill_(absent | (groups.values <= limit_B1), -1)
@@ -215,7 +220,7 @@ class DeviceScan:
         sure_B &= nearest.complete(limit_B1)
         ids = members.gather(1, nearest.places)
         ids.masked_fill_((ids >= self._num_centers) | (nearest.values <= limit_B1), -1)
-        if also_B is not None:  # it can but raise the best scores, so the limit stays one
+        if also_B is not None:
             ids = torch.cat([ids, also_B[:, None]], dim=1)
         scores = in_float64(exact_BD, self._centers_KD, ids)
         best = _Largest.of(scores, top + room // _SPARED)

@@ -87,7 +87,6 @@ def write_generation(
                 "kind": tuned.kind,
                 "effort": tuned.effort,
                 "recall": asdict(tuned.recall) if tuned.recall else None,
-                "audited_on": tuned.index.audited_on if tuned.index else None,
             }
         )
     return Generation(number, rows, _map_vectors(out / VECTORS), tuned)
@@ -135,9 +134,7 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
     if facts["kind"] != "flat":
         from mlcd.indexes.faiss import FaissIndex  # a flat collection does not need faiss
 
-        # Older generations do not say it: they may have been audited partly on each.
-        audited_on = facts.get("audited_on", "cpu")
-        index = FaissIndex.read(artifact.file(INDEX), audited_on=audited_on)
+        index = FaissIndex.read(artifact.file(INDEX))
     recall = Recall(**facts["recall"]) if facts["recall"] else None
     return Generation(
         number,

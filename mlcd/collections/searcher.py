@@ -9,7 +9,7 @@ Shapes: Q queries, P positions, D dimension.
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from mlcd.collections.columns import Columns
 from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
 from mlcd.collections.item import FoundItem, Item
-from mlcd.indexes.index_kind import Device, num_cells
+from mlcd.indexes.index_kind import num_cells
 from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import rescore
 from mlcd.types import Embeddings, Neighbors, cosines, min_dot_product
@@ -30,6 +30,8 @@ _SCAN_AT_MOST: Final = 2000
 # Gathering more vectors than this for a scan takes longer than searching all cells, whose codes
 # take a quarter of the bytes.
 _GATHERED_AT_MOST: Final = 20_000
+
+Device = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.indexes.gpu_copy import GpuCopy
-from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Device, Kind, num_cells
+from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Kind, num_cells
 from mlcd.too_many_files import refuse_too_many_files
 from mlcd.types import Embeddings, Neighbors
 
@@ -34,16 +34,12 @@ class FaissIndex:
 
     A row's id is its position in the order of addition. Cells are searched on a GPU if
     `faiss-gpu-cuvs` finds one; rows are added to the index in memory, which alone is written.
-
-    audited_on: what answered the audit of effort and recall; None before it. Cells audited on the
-    CPU are not searched on a GPU, by another library. Those audited on a GPU are also searched on
-    the CPU, without another audit: it probes the same cells and compares the same codes in float32,
-    so recall is at least the same, up to rounding.
+    An audit on one of GPU and CPU stands for the other, which probes the same cells and compares
+    the same codes: recall is the same up to rounding.
     """
 
-    def __init__(self, index: Any, *, audited_on: Device | None = None) -> None:
+    def __init__(self, index: Any) -> None:
         self._index = index
-        self.audited_on = audited_on
         self._gpu_cells = _gpu_copy()
 
     @classmethod
@@ -129,9 +125,7 @@ class FaissIndex:
         """Returns what copies the cells, and the bytes that the copy and its searches take; None if
         only the CPU may search.
         """
-        if self.audited_on == "cpu" or not searches_on_gpus():
-            return None
-        if (cells := faiss.try_extract_index_ivf(self._index)) is None:
+        if not searches_on_gpus() or (cells := faiss.try_extract_index_ivf(self._index)) is None:
             return None
         num_bytes = int(_GPU_ROOM * (cells.code_size + _ID_BYTES) * self.num_rows)
         return lambda: _GpuCells(self._index), num_bytes
@@ -160,7 +154,7 @@ class FaissIndex:
         faiss.write_index(self._index, str(path))
 
     @classmethod
-    def read(cls, path: Path, *, audited_on: Device = "cpu") -> "FaissIndex":
+    def read(cls, path: Path) -> "FaissIndex":
         try:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
@@ -168,7 +162,7 @@ class FaissIndex:
             raise ArtifactInvalid(
                 f"{path} cannot be read as an index", remedy="build it again with `mlcd index`"
             ) from error
-        return cls(index, audited_on=audited_on)
+        return cls(index)
 
 
 class _GpuCells:

@@ -7,7 +7,6 @@ import numpy as np
 # hnsw: a graph over float32 vectors. ivf-sq8: cells, one byte per dimension. ivf-pq: cells over
 # rotated vectors, one byte per four dimensions.
 Kind = Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
-Device = Literal["cpu", "gpu"]
 
 # faiss recommends at least 39; more rows barely change the cells.
 TRAINING_ROWS_PER_CELL: Final = 64

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from mlcd.indexes.index_kind import Device, Kind, training_rows
+from mlcd.indexes.index_kind import Kind, training_rows
 from mlcd.indexes.scan import scan
 from mlcd.types import Embeddings, Neighbors
 
@@ -117,18 +117,15 @@ def tune(
         index.add(block)
         advance(len(block))
     widening = widening_of(kind)
-    truth = scan(queries, indexed, AUDITED_TOP)
     index.copy_to_gpu()
-    devices = set[Device]()
-
-    def search(part: slice, effort: int) -> Neighbors:
-        neighbors = index.search(queries[part], AUDITED_TOP * widening, effort=effort)
-        devices.add("gpu" if index.on_gpu else "cpu")
-        return rescore(queries[part], indexed, neighbors, AUDITED_TOP)
-
     choice = choose_effort(
-        search,
-        truth,
+        lambda part, effort: rescore(
+            queries[part],
+            indexed,
+            index.search(queries[part], AUDITED_TOP * widening, effort=effort),
+            AUDITED_TOP,
+        ),
+        scan(queries, indexed, AUDITED_TOP),
         target,
         len(indexed),
         efforts=EFFORTS if kind != "hnsw" else graph_efforts(),
@@ -137,7 +134,6 @@ def tune(
     advance(num_held_out)
     if choice is None:
         return Tuned("flat", None, None, None)
-    index.audited_on = "gpu" if devices == {"gpu"} else "cpu"
     index.add(queries)
     effort, recall = choice
     return Tuned(kind, index, effort, recall, widening)

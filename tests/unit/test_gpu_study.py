@@ -117,10 +117,11 @@ def test_the_steps_of_a_training_fit_its_time_with_a_margin_of_a_fifth(seconds, 
 def test_the_table_has_mean_and_deviation_of_the_rows_of_one_length():
     values = {("cd", 1500): [0.2, 0.3, 0.25], ("mlcd", 1500): [0.4], ("cd", 900): [0.1]}
     rows = [
-        {"device": "H200", "steps": steps, "loss": loss, "knn": value}
+        {"device": "H200", "steps": steps, "loss": loss, "seed": seed, "knn": value}
         for (loss, steps), group in values.items()
-        for value in group
+        for seed, value in enumerate(group)
     ]
+    rows.append(rows[0])  # as when a file is appended twice
     first, *_, short, cd, mlcd = table(rows).splitlines()
     assert first == "5 rows"
     assert short == "| H200 | 900 | cd | 1 | 10.0 |"

@@ -201,21 +201,14 @@ def test_a_run_continues_from_its_last_state(passes):
     check_same(resumed, on_host(lambda: kmeans([rows], 90, iterations=6, tolerance=0.0)))
 
 
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (torch.cuda.OutOfMemoryError("CUDA out of memory"), "the GPU has too little memory"),
-        (torch.AcceleratorError("CUDA error: illegal access\nFor"), "the GPU failed: CUDA er"),
-    ],
-)
 @pytest.mark.parametrize("call", [0, 20])
-def test_without_the_gpu_the_host_continues(call, error, told, passes, monkeypatch, caplog):
+def test_without_memory_the_host_continues(call, passes, monkeypatch, caplog):
     calls, nearest = [], DeviceScan.nearest
 
     def full(self, rows, top=1, also_B=None):
         calls.append(len(rows))
         if len(calls) > call:
-            raise error
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return nearest(self, rows, top, also_B)
 
     def refuse(_):
@@ -230,7 +223,7 @@ def test_without_the_gpu_the_host_continues(call, error, told, passes, monkeypat
 
     result = cluster()
     assert len(passes) == call // 7  # seven blocks per pass
-    assert caplog.text.count(f"k-means sums on the CPU: {told}") == 1
+    assert caplog.text.count("k-means sums on the CPU: the GPU has too little memory") == 1
     check_same(result, on_host(cluster))
 
 

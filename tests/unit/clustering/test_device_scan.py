@@ -69,6 +69,20 @@ def test_the_answer_is_the_very_one_of_the_cpu(name, top):
         assert found.scan.proven == len(rows)
 
 
+@pytest.mark.parametrize("num", [4096, 16384])  # groups alone, tiles
+def test_a_row_beside_its_own_center_is_proven_far_from_the_others_whatever_they_are(num):
+    """The others are a family of near copies, which bfloat16 cannot tell apart."""
+    family = unit_rows(drawn(1, 96) + 0.002 * drawn(num, 96, seed=1))
+    own = drawn(64, 96, seed=2)
+    rows = torch.from_numpy(unit_rows(own + 0.1 * drawn(64, 96, seed=3)))
+    scan = DeviceScan(np.concatenate([family, own]), "cpu")
+    with torch.inference_mode():
+        places = torch.arange(num, num + 64)
+        found, unproven = scan.first(num).nearest(rows, also_B=places)
+    assert torch.equal(found[:, 0], places)
+    assert not len(unproven)
+
+
 @pytest.mark.parametrize("on", [on_device, lambda centers: CenterScan(centers, matmul="numpy")])
 @pytest.mark.parametrize("top", [1, 8])
 @pytest.mark.parametrize("size", [1.5e19, 3.4e38])

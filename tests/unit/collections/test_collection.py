@@ -1,13 +1,11 @@
 """The promises of a collection to one caller."""
 
-import json
 import resource
 import shutil
 
 import numpy as np
 import pytest
 
-from mlcd.artifacts.manifest import seal_manifest
 from mlcd.collections import searcher as searcher_module
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
@@ -135,39 +133,6 @@ def test_an_approximate_index_keeps_the_promises(
             for match in matches:
                 cosine = float(vectors[int(match.id[1:])].astype(np.float64) @ query)
                 assert match.similarity == pytest.approx(cosine, abs=1e-6)
-
-
-def test_a_gpu_searches_only_cells_that_were_audited_on_one(tmp_path, monkeypatch):
-    """Cells of a machine without a GPU, and those of a version that did not record the audit, stay
-    on the CPU until the next index. Without its GPU, cells are searched on the CPU.
-    """
-    monkeypatch.setattr(tuning, "FLAT_ROWS", 1000)
-    monkeypatch.setattr(tuning, "HNSW_ROWS", 1000)
-    vectors = unit_rows(np.random.default_rng(0).standard_normal((6000, DIMENSION)))
-    path = tmp_path / "c"
-
-    def search():
-        with Collection.open(path) as collection:
-            found = collection.search(vectors[:10], 10)
-            assert not found.exact
-            return found.by
-
-    with Collection.create(path, fingerprint=FINGERPRINT, dimension=DIMENSION) as collection:
-        collection.add([Item(f"i{n}", vector) for n, vector in enumerate(vectors)])
-        collection.reindex()
-    with monkeypatch.context() as gpu:
-        copied = let_clones_be_copies(gpu)
-        assert (search(), copied) == ("cpu", [])
-        with Collection.open(path) as collection:
-            collection.reindex()
-        assert search() == "gpu"
-    assert search() == "cpu"
-    (manifest,) = path.glob("index/*/manifest.json")
-    facts = json.loads(manifest.read_text())
-    del facts["summary"]["audited_on"]
-    manifest.write_bytes(seal_manifest(facts))
-    let_clones_be_copies(monkeypatch)
-    assert search() == "cpu"
 
 
 def test_where_an_index_finds_too_few_everything_is_compared(tmp_path, monkeypatch):
