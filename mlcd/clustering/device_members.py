@@ -64,11 +64,11 @@ class DeviceMembers:
         center changed.
         """
         with _unavailable_without_memory(), torch.inference_mode():
-            search = _NearestCenter(centers, self._last_centers, self._device)
+            current = _DeviceCenters(centers, self._last_centers, self._device)
             moved = 0
             for start, rows in self._read():
                 own = self._ids[start - self._start :][: len(rows)]
-                nearest = search.nearest(rows, own)
+                nearest = current.nearest(rows, own)
                 changed = (nearest != own).nonzero()[:, 0]
                 self._move(rows[changed], own[changed], nearest[changed])
                 own.copy_(nearest)
@@ -127,7 +127,7 @@ class DeviceMembers:
         return max(0, free - _COMPONENT_BYTES * shape[0] * shape[1] - _WORKING_BYTES)
 
 
-class _NearestCenter:
+class _DeviceCenters:
     """The centers of a pass on the device, those that differ from the last pass first.
 
     A row whose center does not differ was nearer to it than to any other, so that only centers that
@@ -155,7 +155,7 @@ class _NearestCenter:
         """
         if not self._skips:
             places, unproven = self._scan.nearest(rows)
-            return self._settled(rows, places[:, 0], unproven)
+            return self._settle(rows, places[:, 0], unproven)
         places = self._places[last.long()]
         stays = places >= self._num_first
         changed, kept = (~stays).nonzero()[:, 0], stays.nonzero()[:, 0]
@@ -163,9 +163,9 @@ class _NearestCenter:
         few = self._scan.first(self._num_first)
         found_few, unproven_few = few.nearest(rows[kept], also_B=places[kept])
         places[changed], places[kept] = found[:, 0], found_few[:, 0]
-        return self._settled(rows, places, torch.cat([changed[unproven], kept[unproven_few]]))
+        return self._settle(rows, places, torch.cat([changed[unproven], kept[unproven_few]]))
 
-    def _settled(self, rows: Tensor, places: Tensor, unproven: Tensor) -> Tensor:
+    def _settle(self, rows: Tensor, places: Tensor, unproven: Tensor) -> Tensor:
         ids = self._ids[places]
         if len(unproven):
             exact = self._exact_scan.nearest(rows[unproven].cpu().numpy(), 1).ids[:, 0]

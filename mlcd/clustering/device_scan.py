@@ -97,7 +97,7 @@ class DeviceScan:
             )
         # Copies of the last center pad its group: they do not change its maximum.
         self._rounded_KD[num:] = self._rounded_KD[num - 1 : num]
-        self._all_rounded_KD = self._rounded_KD
+        self._all_rounded_KD = self._rounded_KD  # also those that `first` leaves out
         shift = float(shift_D.double().norm())
         self._norms = Norms.of_each(lengths_3K.cpu().numpy(), shift, dimension)
         self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE)
@@ -136,8 +136,9 @@ class DeviceScan:
     def first(self, num: int) -> "DeviceScan":
         """Returns a scan of the first `num` centers, a multiple of GROUP, in the same memory."""
         scan = copy(self)
-        vars(scan).update(_num_centers=num, _rounded_KD=self._rounded_KD[:num])
-        return scan  # `also` finds the others in `_all_rounded_KD`
+        scan._num_centers = num  # noqa: SLF001 - of this class
+        scan._rounded_KD = self._rounded_KD[:num]  # noqa: SLF001 - of this class
+        return scan
 
     def nearest(
         self, rows_BD: Tensor, top: int = 1, also_B: Tensor | None = None

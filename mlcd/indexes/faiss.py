@@ -80,7 +80,7 @@ class FaissIndex:
     def copy_to_gpu(self) -> None:
         """Returns once the GPU has the cells, or it is known that the CPU has to search."""
         if (copying := self._gpu_copying()) is not None:
-            self._gpu_cells.make(*copying)
+            self._gpu_cells.copy_now(*copying)
 
     def search(
         self,

@@ -58,12 +58,12 @@ class GpuCopy(Generic[_Copy]):
     def _start(self, make: Callable[[], _Copy], num_bytes: int) -> _Copy | None:
         """Starts to copy, unless another search did; returns the copy if it is ready soon."""
         if time.monotonic() >= self._retry_at and not self._making.locked():
-            thread = threading.Thread(target=self.make, args=(make, num_bytes), daemon=True)
+            thread = threading.Thread(target=self.copy_now, args=(make, num_bytes), daemon=True)
             thread.start()
             thread.join(_PATIENCE_S)
         return self._copy
 
-    def make(self, make: Callable[[], _Copy], num_bytes: int) -> None:
+    def copy_now(self, make: Callable[[], _Copy], num_bytes: int) -> None:
         """Copies unless a copy is being made; returns once it is made or failed. Arguments: see
         `use`.
         """

@@ -123,7 +123,7 @@ def test_the_cpu_searches_while_one_thread_copies(monkeypatch):
     while copy.made is None:
         time.sleep(0.01)
     assert copy.use(make, 0, str.upper) == "COPY"
-    copy.make(make, 0)  # of a search that began before the copy was there
+    copy.copy_now(make, 0)  # of a search that began before the copy was there
     assert copies == ["copy"]
 
 
